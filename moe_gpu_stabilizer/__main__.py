@@ -1,0 +1,138 @@
+"""The command line: one error handler, exit codes 0 (well), 1 (a failure), 2 (usage or configuration)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import __version__
+from .errors import StabilizerError
+
+DESCRIPTION = """\
+Raises the GPU's lowest clock (devfreq min_freq) while llama.cpp runs a Mixture-of-Experts model whose experts are on
+the CPU, and gives it back one second after. Without an option it runs in the foreground until SIGTERM or SIGINT;
+SIGHUP makes it read its settings again."""
+
+USAGE = """\
+moe-gpu-stabilizer [--config FILE]
+       moe-gpu-stabilizer --check [--json] [--config FILE]
+       moe-gpu-stabilizer --status [--json]
+       moe-gpu-stabilizer --restore
+       moe-gpu-stabilizer --demo [-- COMMAND...]
+       moe-gpu-stabilizer --version"""
+
+EPILOG = """\
+files:
+  /etc/default/moe-gpu-stabilizer   the settings; every key is optional
+  /run/moe-gpu-stabilizer/          the running daemon's status, and the clock that is to be given back
+
+exit status: 0 all is well, 1 something failed or is missing, 2 wrong usage or configuration"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moe-gpu-stabilizer",
+        usage=USAGE,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="read the settings from FILE")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument(
+        "--check", action="store_true", help="show what was found, what would match, what is missing; no root needed"
+    )
+    action.add_argument("--status", action="store_true", help="show what the running daemon is doing; no root needed")
+    action.add_argument("--restore", action="store_true", help="give back a floor that a killed daemon left, and exit")
+    action.add_argument("--demo", action="store_true", help="show the whole path on a simulated GPU, with real uprobes")
+    action.add_argument("--version", action="version", version=f"moe-gpu-stabilizer {__version__}")
+    parser.add_argument("--json", action="store_true", help="with --check and --status: print JSON")
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="with --demo: your llama.cpp command, after --")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; return its exit status."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.json and not (options.check or options.status):
+        parser.error("--json goes with --check or --status")
+    if options.command and not options.demo:
+        parser.error(f"what is {options.command[0]!r}? A command goes with --demo, after --")
+    try:
+        return run(options)
+    except StabilizerError as error:
+        print(f"moe-gpu-stabilizer: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has left (`--check | head`).
+        sys.stderr.close()
+        return 0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the options say. Each mode imports what it needs: the daemon should stay small."""
+    if options.check:
+        from . import check
+
+        return check.main(options.config, as_json=options.json)
+    if options.status:
+        return show_status(as_json=options.json)
+    if options.restore:
+        return restore()
+    if options.demo:
+        from . import demo
+
+        return demo.main(options.command)
+    return run_daemon(options.config)
+
+
+def run_daemon(config: Path | None) -> int:
+    from .config import load_in_child
+    from .daemon import Daemon
+    from .journal import set_up_logging
+    from .runtime import Runtime
+
+    settings = load_in_child(config)
+    set_up_logging(settings.log_level)
+    runtime = Runtime()
+    runtime.create()
+    runtime.lock()
+    Daemon(settings, runtime, lambda: load_in_child(config)).run()
+    return 0
+
+
+def show_status(as_json: bool) -> int:
+    import json
+
+    from .runtime import Runtime
+    from .status import render
+
+    runtime = Runtime()
+    status = runtime.load_status() if runtime.is_locked() else None
+    if status is None:
+        raise StabilizerError("the daemon is not running", "start it: systemctl start moe-gpu-stabilizer")
+    print(json.dumps(status, indent=2) if as_json else render(status))
+    return 0
+
+
+def restore() -> int:
+    from .devfreq import mhz
+    from .floor import Floor
+    from .runtime import Runtime
+
+    runtime = Runtime()
+    if runtime.is_locked():
+        print("a daemon is running; it gives back its floor itself")
+        return 0
+    baseline_hz = Floor(runtime).undo_left_over()
+    print("nothing to give back" if baseline_hz is None else f"floor {mhz(baseline_hz)} (restored)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

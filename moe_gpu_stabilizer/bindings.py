@@ -1,0 +1,136 @@
+"""The probed libraries: attach to new ones, let go of dead ones, never leave a probe in code that has changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+from .errors import ProbeError
+from .fanotify import FileId
+from .libraries import Library, Version
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class Attacher(Protocol):
+    """What bindings need of uprobes.Probe."""
+
+    def attach(self, path: str, offset: int) -> Closable: ...
+
+
+class Watcher(Protocol):
+    """What bindings need of fanotify.WriteWatch."""
+
+    def add(self, path: str) -> None: ...
+    def remove(self, path: str) -> None: ...
+
+
+@dataclass
+class Binding:
+    """One probed file. The open descriptor keeps its inode number from being used again."""
+
+    library: Library
+    descriptor: int
+    probes: list[Closable]
+
+    @property
+    def path_by_descriptor(self) -> str:
+        """A path that leads to this inode whatever becomes of its name."""
+        return f"/proc/self/fd/{self.descriptor}"
+
+
+@dataclass
+class Change:
+    """What update() did, for the log."""
+
+    attached: list[Library]
+    detached: list[Library]
+    failed: list[tuple[Library, str]]
+
+
+class Bindings:
+    """The probed files, by device and inode."""
+
+    def __init__(self, attacher: Attacher, watcher: Watcher | None) -> None:
+        self._attacher = attacher
+        self._watcher = watcher
+        self._bound: dict[FileId, Binding] = {}
+
+    @property
+    def libraries(self) -> list[Library]:
+        return [binding.library for binding in self._bound.values()]
+
+    def update(self, found: dict[FileId, Library]) -> Change:
+        """Make the probed files those in `found`.
+
+        A file with new content is let go of first: the kernel keeps one copy of the instruction for each inode and
+        offset, and must not use the old one in the new code. All others are let go of last, so that no call goes
+        unseen in between.
+        """
+        change = Change([], [], [])
+        for file, binding in list(self._bound.items()):
+            if file in found and found[file].version != binding.library.version:
+                change.detached.append(self._let_go(file))
+        for file, library in found.items():
+            if file not in self._bound:
+                try:
+                    self._bound[file] = self._attach(library)
+                    change.attached.append(library)
+                except (OSError, ProbeError) as error:
+                    change.failed.append((library, str(error)))
+        for file in list(self._bound):
+            if file not in found:
+                change.detached.append(self._let_go(file))
+        return change
+
+    def written(self, file: FileId) -> Library | None:
+        """Somebody writes to a probed file: let go of it at once. Returns what it was.
+
+        A program that starts next would get our breakpoint in the middle of an instruction of the new code.
+        """
+        return self._let_go(file) if file in self._bound else None
+
+    def changed_unheard(self) -> list[FileId]:
+        """The probed files whose content has changed although no write was heard of (no fanotify, a lost event)."""
+        return [
+            file
+            for file, binding in self._bound.items()
+            if Version.of(os.fstat(binding.descriptor)) != binding.library.version
+        ]
+
+    def close(self) -> None:
+        for file in list(self._bound):
+            self._let_go(file)
+
+    def _attach(self, library: Library) -> Binding:
+        descriptor = os.open(library.place.openable, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        binding = Binding(library, descriptor, [])
+        try:
+            # Watched first, compared then: a write in between is either heard of or seen.
+            if self._watcher:
+                self._watcher.add(binding.path_by_descriptor)
+            if Version.of(os.fstat(descriptor)) != library.version:
+                raise ProbeError("it changed while it was looked at")
+            for offset in sorted(set(library.offsets.values())):
+                binding.probes.append(self._attacher.attach(binding.path_by_descriptor, offset))
+            return binding
+        except BaseException:
+            self._close(binding)
+            raise
+
+    def _let_go(self, file: FileId) -> Library:
+        binding = self._bound.pop(file)
+        self._close(binding)
+        return binding.library
+
+    def _close(self, binding: Binding) -> None:
+        for probe in binding.probes:
+            probe.close()
+        if self._watcher:
+            with contextlib.suppress(OSError):  # the mark went with the inode, or was never set
+                self._watcher.remove(binding.path_by_descriptor)
+        os.close(binding.descriptor)

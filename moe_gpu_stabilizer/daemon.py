@@ -1,0 +1,222 @@
+"""The running daemon: one thread, one epoll. Wiring only; the rules are in policy.py and matching.py."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+
+from . import __version__, policy, status
+from .control import FloorControl
+from .errors import StabilizerError
+from .journal import Troubles, notify, set_log_level
+from .processes import ProcessVanishedError, printable
+from .rebind import Rebinder
+from .runtime import Runtime
+from .settings import NANOSECONDS, Settings
+from .tracker import Known, Tracker
+from .uprobes import KIND_EXEC, Probe
+
+logger = logging.getLogger(__name__)
+
+# A process that counts wakes us at most twice per hold: the floor is up by then, and the map has the time of its last
+# call.
+WAKES_PER_HOLD = 2
+
+
+class Daemon:
+    """Everything that lives while the daemon runs. Make one, then run() it."""
+
+    def __init__(self, settings: Settings, runtime: Runtime, read_settings: Callable[[], Settings]) -> None:
+        """`read_settings` is called again at SIGHUP. Raises StabilizerError where something essential is missing."""
+        self._settings = settings
+        self._read_settings = read_settings
+        self._runtime = runtime
+        self._troubles = Troubles()
+        self._selector = selectors.DefaultSelector()
+        self._control = FloorControl(settings, runtime, self._troubles)
+        self._probe = Probe(settings.hold_ns // WAKES_PER_HOLD)
+        self._rebinder = Rebinder(self._probe, settings.libraries, self._troubles)
+        self._tracker = Tracker(self._probe, settings)
+        self._state = policy.State(settings.hold_ns)
+        self._next_tick_ns = 0
+        self._leaving = False
+
+    def run(self) -> None:
+        """Watch until SIGTERM or SIGINT, and leave the clock as it was found."""
+        signals = listen_for_signals()
+        self._selector.register(signals, selectors.EVENT_READ, lambda: self._on_signals(signals))
+        self._selector.register(self._probe.fileno(), selectors.EVENT_READ, self._on_wakes)
+        if self._rebinder.watch:
+            self._selector.register(self._rebinder.watch.fileno(), selectors.EVENT_READ, self._on_writes)
+        try:
+            self._control.undo_left_over()
+            self._tick()
+            logger.info("ready: %s", self._describe())
+            notify(READY=1)
+            while not self._leaving:
+                self._wait()
+        finally:
+            self._leave()
+
+    def _wait(self) -> None:
+        """Handle what happens until the next deadline, then what is due."""
+        deadline_ns = min(self._next_tick_ns, self._state.timer_ns or self._next_tick_ns)
+        for key, _ in self._selector.select(max(0, deadline_ns - time.monotonic_ns()) / NANOSECONDS):
+            key.data()
+        if self._state.timer_ns is not None and self._state.timer_ns <= time.monotonic_ns():
+            self._feed(policy.Tick())
+        if self._next_tick_ns <= time.monotonic_ns():
+            self._tick()
+
+    def _leave(self) -> None:
+        notify(STOPPING=1)
+        self._feed(policy.Stop())
+        if self._control.raised_hz:
+            # The node refused to be written when the claim went: the last chance.
+            self._control.give_back("stop")
+        self._rebinder.close()
+        self._probe.close()
+        self._runtime.forget_status()
+
+    # What the kernel says.
+
+    def _on_wakes(self) -> None:
+        for wake in self._probe.read_wakes():
+            if wake.kind == KIND_EXEC:
+                self._forget(wake.tgid)
+                continue
+            known = self._tracker.known.get(wake.tgid)
+            if known is None or not wake.verdict:
+                known = self._judge(wake.tgid)
+            if known:
+                self._feed(policy.CallSeen(known.process, wake.at_ns))
+
+    def _judge(self, tgid: int) -> Known | None:
+        before = self._tracker.known.get(tgid)
+        if before and not self._tracker.is_current(tgid):
+            self._forget(tgid)
+            before = None
+        try:
+            known = self._tracker.judge(tgid)
+        except ProcessVanishedError:
+            self._forget(tgid)
+            return None
+        if before is None:
+            self._selector.register(known.pidfd, selectors.EVENT_READ, lambda: self._forget(tgid))
+        if before is None or before.verdict != known.verdict:
+            says = "counts" if known.verdict.counts else "is ignored"
+            logger.info("pid %d (%s) %s: %s", tgid, known.name, says, printable(known.verdict.reason))
+        self._feed(policy.Judged(known.process, known.verdict.counts))
+        return known
+
+    def _forget(self, tgid: int) -> None:
+        known = self._tracker.known.get(tgid)
+        if known:
+            self._selector.unregister(known.pidfd)
+            self._feed(policy.ProcessGone(known.process))
+        self._tracker.forget(tgid)
+
+    def _on_writes(self) -> None:
+        if self._rebinder.on_writes():
+            self._next_tick_ns = 0
+
+    def _on_signals(self, signals: int) -> None:
+        for number in os.read(signals, 64):
+            if number == signal.SIGHUP:
+                self._reload()
+            else:
+                self._leaving = True
+
+    # What the policy wants.
+
+    def _feed(self, event: policy.Event) -> None:
+        self._state, actions = policy.step(self._state, event, time.monotonic_ns())
+        for action in actions:
+            if isinstance(action, policy.Raise):
+                self._control.raise_for(action.process.tgid)
+                self._publish()
+            elif isinstance(action, policy.GiveBack):
+                self._control.give_back(action.reason)
+                self._publish()
+            elif isinstance(action, policy.AskWork):
+                self._answer(action.process)
+
+    def _answer(self, process: policy.Process) -> None:
+        """Was there a newer call, which the kernel had no need to wake us for? Else: is its thread at work?"""
+        known = self._tracker.known.get(process.tgid)
+        activity = self._probe.activity(process.tgid)
+        claim = self._state.claims.get(process)
+        if known is None or activity is None or claim is None:
+            self._feed(policy.ProcessGone(process))
+        elif activity.last_call_ns > claim.last_in_flight_ns:
+            self._feed(policy.CallSeen(process, activity.last_call_ns))
+        else:
+            at_work = known.meter.at_work(activity.last_tid, activity.last_call_ns, time.monotonic_ns())
+            self._feed(policy.ThreadChecked(process, at_work))
+
+    # What the clock and the owner want.
+
+    def _tick(self) -> None:
+        """Every few seconds: is the node there, which libraries are there, is anything left to be done?"""
+        self._next_tick_ns = time.monotonic_ns() + self._settings.rebind_ns
+        self._control.look_for_node()
+        self._rebinder.rebind(time.monotonic_ns())
+        claimant = self._claimant()
+        if claimant is not None and not self._control.raised_hz:
+            self._control.raise_for(claimant)
+        elif claimant is None and self._control.raised_hz:
+            self._control.give_back("idle")
+        self._publish()
+
+    def _claimant(self) -> int | None:
+        """The pid on whose behalf the floor is up."""
+        return next((process.tgid for process in self._state.claims), None)
+
+    def _reload(self) -> None:
+        """Apply an edited configuration; a bad one changes nothing."""
+        try:
+            settings = self._read_settings()
+        except StabilizerError as error:
+            self._troubles.begin("settings", f"the old settings stay: {error}", logging.ERROR)
+            self._publish()
+            return
+        self._troubles.end("settings", "the settings are right again")
+        self._settings = self._tracker.settings = settings
+        set_log_level(settings.log_level)
+        self._probe.set_wake_interval(settings.hold_ns // WAKES_PER_HOLD)
+        self._feed(policy.HoldChanged(settings.hold_ns))
+        for tgid in list(self._tracker.known):
+            self._judge(tgid)
+        self._control.apply(settings, self._claimant())
+        self._rebinder.look_elsewhere(settings.libraries)
+        self._tick()
+        logger.info("settings read again: %s", self._describe())
+
+    def _describe(self) -> str:
+        libraries = status.counted(len(self._rebinder.libraries), "library", "libraries")
+        hold = f"hold {self._settings.hold_seconds:g} s"
+        return f"moe-gpu-stabilizer {__version__}, {self._control.describe()}, {hold}, {libraries}"
+
+    def _publish(self) -> None:
+        described = status.snapshot(
+            self._settings, self._control.node, self._control.raised_hz, self._state.claims,
+            self._tracker.known.values(), self._rebinder.libraries, self._control.up_time, self._troubles.lasting,
+        )  # fmt: skip
+        try:
+            self._runtime.save_status(described)
+        except StabilizerError as error:
+            self._troubles.begin("status", f"cannot publish the status: {error}")
+        notify(STATUS=status.headline(described))
+
+
+def listen_for_signals() -> int:
+    """Turn TERM, INT and HUP into bytes to read from the returned descriptor."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: None)
+    return reader

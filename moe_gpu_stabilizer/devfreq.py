@@ -1,0 +1,133 @@
+"""A GPU's devfreq node: find it, read it, raise its min_freq and give it back. The only writer of sysfs."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from pathlib import Path
+
+from .errors import DevfreqError
+from .settings import HZ_PER_MHZ
+
+logger = logging.getLogger(__name__)
+
+CLASS_DIRECTORY = Path("/sys/class/devfreq")
+
+# Names of GPU nodes, the most specific first.
+GPU_NODES = (
+    "17000000.gpu",  # Orin, JetPack 6 and 7
+    "17000000.ga10b",  # Orin, JetPack 5
+    "17000000.gv11b",  # Xavier
+    "17000000.gp10b",  # TX2
+    "57000000.gpu",  # Nano
+    "gpu-gpc-*",  # Thor; its gpu-nvd-0 is the video decoder
+    "fb000000.gpu",  # Rockchip, Mali
+    "ff9a0000.gpu",
+    "fde60000.gpu",
+    "3d00000.gpu",  # Adreno
+    "*.qcom,kgsl-3d0",
+    "*.gpu",
+)
+
+# devfreq keeps limits in kHz and may round a frequency to that.
+ROUNDING_HZ = 1000
+
+
+def mhz(frequency_hz: int) -> str:
+    """A frequency for people: "1020 MHz", "114.75 MHz"."""
+    return f"{frequency_hz / HZ_PER_MHZ:.6g} MHz"
+
+
+def same_frequency(one_hz: int, other_hz: int) -> bool:
+    return abs(one_hz - other_hz) < ROUNDING_HZ
+
+
+class Node:
+    """One devfreq directory. Every method raises DevfreqError where the file cannot be read or written."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    def __str__(self) -> str:
+        return str(self.directory)
+
+    def read(self, attribute: str) -> str:
+        path = self.directory / attribute
+        try:
+            return path.read_text(encoding="ascii", errors="replace").strip()
+        except OSError as error:
+            raise DevfreqError(f"cannot read {path}: {error.strerror}") from None
+
+    def read_hz(self, attribute: str) -> int:
+        text = self.read(attribute)
+        if not text.isdigit():
+            raise DevfreqError(f"{self.directory / attribute} reads {text[:40]!r}, not a frequency")
+        return int(text)
+
+    @property
+    def min_hz(self) -> int:
+        return self.read_hz("min_freq")
+
+    @property
+    def max_hz(self) -> int:
+        return self.read_hz("max_freq")
+
+    def available_hz(self) -> list[int]:
+        """The frequencies that the driver lists, ascending; empty where it lists none."""
+        try:
+            return sorted(int(word) for word in self.read("available_frequencies").split() if word.isdigit())
+        except DevfreqError:
+            return []
+
+    def floor_hz(self, wanted_hz: int | None) -> int:
+        """The floor to set: `wanted_hz`, else the highest available frequency; never above max_freq."""
+        max_hz = self.max_hz
+        return min(wanted_hz or max(self.available_hz(), default=max_hz), max_hz)
+
+    def write_min_hz(self, frequency_hz: int) -> None:
+        """The one place that writes to sysfs, and min_freq is the one thing it writes."""
+        path = self.directory / "min_freq"
+        logger.debug("writing %d to %s", frequency_hz, path)
+        try:
+            # sysfs takes a value in one write(); it reports a refusal there.
+            with open(path, "wb", buffering=0) as file:
+                file.write(b"%d\n" % frequency_hz)
+        except OSError as error:
+            raise DevfreqError(f"cannot write {frequency_hz} to {path}: {error.strerror}") from None
+
+
+def find(configured: str = "", class_directory: Path = CLASS_DIRECTORY) -> Node | None:
+    """Return the configured node, else the board's GPU; None where there is none (yet: some register at first use)."""
+    if configured:
+        directory = Path(configured)
+        return Node(directory) if (directory / "min_freq").exists() else None
+    nodes = candidates(class_directory)
+    return nodes[0] if nodes else None
+
+
+def candidates(class_directory: Path = CLASS_DIRECTORY) -> list[Node]:
+    """Every GPU node of the board, the best known name first.
+
+    A node is also known by its device's name in the device tree ("gpu"), where the kernel shows that.
+    """
+    try:
+        directories = sorted(class_directory.iterdir())
+    except OSError:  # no devfreq in this kernel
+        return []
+    ranked = [(rank, directory) for directory in directories if (rank := _rank(directory)) is not None]
+    return [Node(directory) for _, directory in sorted(ranked)]
+
+
+def _rank(directory: Path) -> int | None:
+    for rank, pattern in enumerate(GPU_NODES):
+        if fnmatch.fnmatchcase(directory.name, pattern):
+            return rank
+    try:
+        of_name = (directory / "device/of_node/name").read_text(encoding="ascii", errors="replace").strip("\0\n")
+    except OSError:  # no device tree here, or not for this device
+        return None
+    return len(GPU_NODES) if of_name in ("gpu", "mali") else None

@@ -1,0 +1,118 @@
+"""Where in an ELF file are the functions we probe?
+
+Read with pyelftools, in a child process: any user may have made the file.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .isolated import ChildError, call_in_child
+
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
+
+PROBED_FUNCTIONS = ("llama_decode", "llama_process", "llama_synchronize")
+
+# Seconds for one child. Reading a libllama takes 5 ms.
+READ_SECONDS = 5
+
+# libllama has about 1 MB of symbols; a big static program 20 MB. What claims more is not read.
+MOST_TABLE_BYTES = 64 << 20
+MOST_SECTIONS = 4096
+
+ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
+
+# struct Elf64_Sym: name, info, other, section index, value, size.
+SYMBOL = struct.Struct("<IBBHQQ")
+UNDEFINED_SECTION = 0
+TYPE_MASK, FUNCTION = 0xF, 2
+EXECUTABLE = 1
+
+Offsets = dict[str, int]
+
+
+def read_offsets(file_descriptors: Sequence[int]) -> list[Offsets]:
+    """Return function_offsets() of each open file.
+
+    One child reads them all. Where a file makes it fail, each file gets a child of its own, and that file an empty
+    answer.
+    """
+    try:
+        answers: list[Offsets] = call_in_child(lambda: [function_offsets(fd) for fd in file_descriptors], READ_SECONDS)
+        return answers
+    except ChildError:
+        if len(file_descriptors) == 1:
+            return [{}]
+        return [offsets for fd in file_descriptors for offsets in read_offsets([fd])]
+
+
+def function_offsets(file_descriptor: int) -> Offsets:
+    """Return the file offsets, in bytes, of those PROBED_FUNCTIONS that this 64-bit little-endian ELF file defines.
+
+    Empty where it is no such file or defines none. A file that lies about itself may raise anything that pyelftools
+    and struct raise, which is why read_offsets() does this in a child. A uprobe's offset is st_value - p_vaddr +
+    p_offset of the executable segment that holds the symbol.
+    """
+    from elftools.elf.elffile import ELFFile
+
+    with open(file_descriptor, "rb", closefd=False) as stream:
+        stream.seek(0)
+        if stream.read(len(ELF64_LITTLE_ENDIAN)) != ELF64_LITTLE_ENDIAN:
+            return {}
+        elf = ELFFile(stream)
+        segments = [
+            segment
+            for segment in elf.iter_segments()
+            if segment["p_type"] == "PT_LOAD" and segment["p_flags"] & EXECUTABLE
+        ]
+        offsets: Offsets = {}
+        for name, address in _defined_functions(elf, os.fstat(file_descriptor).st_size):
+            for segment in segments:
+                if segment["p_vaddr"] <= address < segment["p_vaddr"] + segment["p_filesz"]:
+                    offsets[name] = address - segment["p_vaddr"] + segment["p_offset"]
+        return offsets
+
+
+def _defined_functions(elf: ELFFile, file_bytes: int) -> Iterator[tuple[str, int]]:
+    """Yield (name, address) of the probed functions in every symbol table.
+
+    A library has them in its dynamic table, a static program in its full one.
+
+    The name's place in the string table is searched first; then only symbols with that place are looked at.
+    """
+    for index in range(min(elf.num_sections(), MOST_SECTIONS)):
+        header = elf.get_section(index)
+        if header["sh_type"] not in ("SHT_SYMTAB", "SHT_DYNSYM"):
+            continue
+        strings = _table(elf, elf.get_section(header["sh_link"]), file_bytes)
+        places = {place: name for name in PROBED_FUNCTIONS for place in _places(strings, name)}
+        if not places:
+            continue
+        symbols = _table(elf, header, file_bytes)
+        whole = len(symbols) - len(symbols) % SYMBOL.size
+        for place, info, _other, section, address, _size in SYMBOL.iter_unpack(symbols[:whole]):
+            if place in places and section != UNDEFINED_SECTION and info & TYPE_MASK == FUNCTION:
+                yield places[place], address
+
+
+def _places(strings: bytes, name: str) -> Iterator[int]:
+    """Every place where this NUL-ended name stands, also as the tail of a longer one: linkers share tails."""
+    wanted = name.encode() + b"\0"
+    place = strings.find(wanted)
+    while place >= 0:
+        yield place
+        place = strings.find(wanted, place + 1)
+
+
+def _table(elf: ELFFile, header: Any, file_bytes: int) -> bytes:
+    """A section's bytes; empty where it is larger than any honest one, or than the file."""
+    size = header["sh_size"]
+    if size > MOST_TABLE_BYTES or header["sh_offset"] + size > file_bytes:
+        return b""
+    elf.stream.seek(header["sh_offset"])
+    table: bytes = elf.stream.read(size)
+    return table

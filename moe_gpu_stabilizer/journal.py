@@ -1,0 +1,69 @@
+"""Where lines go: the journal, with fields, under systemd; plain text on standard error elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+IDENTIFIER = "moe-gpu-stabilizer"
+
+
+def under_systemd() -> bool:
+    """Is standard error the journal? systemd names the file in JOURNAL_STREAM (systemd.exec(5))."""
+    status = os.fstat(sys.stderr.fileno())
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def set_up_logging(level: str) -> None:
+    """Send the program's lines to where they belong, from this level on."""
+    logging.getLogger(__package__).addHandler(_journal_handler() if under_systemd() else _stream_handler())
+    set_log_level(level)
+
+
+def set_log_level(level: str) -> None:
+    """Say nothing below this level ("debug", "info", "warning", "error")."""
+    logging.getLogger(__package__).setLevel(level.upper())
+
+
+def _stream_handler() -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    return handler
+
+
+def _journal_handler() -> logging.Handler:
+    from systemd.journal import JournalHandler
+
+    handler: logging.Handler = JournalHandler(SYSLOG_IDENTIFIER=IDENTIFIER)
+    return handler
+
+
+def notify(**state: Any) -> None:
+    """Tell systemd of a change (sd_notify(3)): READY=1, STATUS="idle". Does nothing where nobody listens."""
+    if not os.environ.get("NOTIFY_SOCKET"):
+        return
+    from systemd.daemon import notify as sd_notify
+
+    sd_notify("\n".join(f"{key}={value}" for key, value in state.items()))
+
+
+class Troubles:
+    """Says a lasting trouble once, and once more when it is over."""
+
+    def __init__(self) -> None:
+        self.lasting: dict[str, str] = {}
+
+    def begin(self, cause: str, message: str, level: int = logging.WARNING) -> None:
+        """Say `message`, unless it was the last thing said about this cause."""
+        if self.lasting.get(cause) != message:
+            self.lasting[cause] = message
+            logger.log(level, "%s", message)
+
+    def end(self, cause: str, message: str) -> None:
+        """Say `message` if there was trouble with this cause."""
+        if self.lasting.pop(cause, None):
+            logger.info("%s", message)

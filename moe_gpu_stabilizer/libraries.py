@@ -1,0 +1,209 @@
+"""Which files hold the functions we probe: the configured ones, those in the usual places, those that processes use.
+
+A file counts when it defines one of the functions, whatever it is called. Looked at are files named libllama*.so*, and
+the executables of processes, because a statically linked llama-server carries the functions itself.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from . import elf
+from .fanotify import FileId
+from .processes import PROC, ProcessVanishedError, every_pid_and_inode, read_proc
+
+# Where distributions, `cmake --install` and a build in place put libllama. No recursion: they are looked through at
+# every tick.
+USUAL_PLACES = (
+    "/usr/lib/libllama*.so*",
+    "/usr/lib/*-linux-gnu/libllama*.so*",
+    "/usr/lib/*-linux-gnu/llama/libllama*.so*",
+    "/usr/local/lib/libllama*.so*",
+    "/usr/local/lib/*-linux-gnu/libllama*.so*",
+    "/opt/*/lib/libllama*.so*",
+    "/opt/*/build/bin/libllama*.so*",
+    "/root/llama.cpp/build/bin/libllama*.so*",
+    "/home/*/llama.cpp/build/bin/libllama*.so*",
+)
+
+# An executable mapping of such a file, in /proc/PID/maps: address range, permissions, offset, device, inode, path.
+MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ \S+ \d+ +(/(?:.*/)?libllama[^/\n]*\.so[^/\n]*)$", re.MULTILINE)
+
+# libllama.so.0.5.0, libllama.v0.5.0.so; not libllama-common.so, which comes with it and has none of the functions.
+CORE_NAME = re.compile(r"libllama\.(so|v\d)")
+
+# Reading a file's symbols costs some milliseconds in a child process: a scan reads no more new ones than this.
+MOST_READ_PER_SCAN = 32
+
+# A process may load the library long after its start (a Python program that imports a binding). It is looked at when
+# it is new, again whenever the time it is known for has doubled, and at last about once a minute.
+FIRST_REVISIT_NS = 1_000_000_000
+LAST_REVISIT_NS = 60_000_000_000
+NEVER_NS = 1 << 62
+
+
+class Version(NamedTuple):
+    """One content of a file: rewriting a file in place changes its times, not its inode."""
+
+    file: FileId
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Version:
+        return cls(FileId(status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
+
+
+class Place(NamedTuple):
+    """Where a file is: as people know it, and as this process can open it, also inside a container or deleted."""
+
+    path: str
+    openable: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """A file worth probing. `offsets`: function name to file offset in bytes."""
+
+    version: Version
+    place: Place
+    offsets: elf.Offsets = field(hash=False)
+
+
+@dataclass
+class Visit:
+    """When to look at a running process next, and which files it uses."""
+
+    inode: int  # of its directory in /proc, which is another one when the pid is used again
+    known_since_ns: int
+    next_ns: int
+    uses: dict[Version, Place] = field(default_factory=dict)
+    readable: bool = True
+
+
+class Finder:
+    """Finds libraries, and remembers what it has read, so that a scan in which nothing changed costs little."""
+
+    def __init__(self, patterns: Sequence[str] = (), places: Sequence[str] = USUAL_PLACES, proc: Path = PROC) -> None:
+        self.patterns = tuple(patterns)
+        self.visits: dict[int, Visit] = {}
+        self._places = tuple(places)
+        self._proc = proc
+        self._offsets: dict[Version, elf.Offsets] = {}
+
+    def scan(self, now_ns: int) -> dict[FileId, Library]:
+        """Return what is worth probing now, by file. Files that are new and too many are left for the next scans."""
+        self._visit_processes(now_ns)
+        seen: dict[Version, Place] = {}
+        for visit in self.visits.values():
+            seen.update(visit.uses)
+        seen.update(self.lying_about())
+        self._read_new(seen)
+        found: dict[FileId, Library] = {}
+        # Of two contents of one file only the later is real: a process may have been visited before the rewrite.
+        for version, place in sorted(seen.items(), key=lambda item: item[0].modified_ns):
+            found.pop(version.file, None)
+            offsets = self._offsets.get(version)
+            if offsets:
+                found[version.file] = Library(version, place, offsets)
+        return found
+
+    def look_again(self, file: FileId) -> None:
+        """The file's content has changed: visit its users at the next scan."""
+        for visit in self.visits.values():
+            if any(version.file == file for version in visit.uses):
+                visit.next_ns = 0
+
+    def lying_about(self) -> dict[Version, Place]:
+        """The files that match a configured pattern or lie in a usual place."""
+        versions: dict[Version, Place] = {}
+        for pattern in self.patterns + self._places:
+            for path in glob.glob(pattern):
+                try:
+                    versions.setdefault(Version.of(os.stat(path)), Place(os.path.realpath(path), path))
+                except OSError:  # a dangling link, or deleted since
+                    continue
+        return versions
+
+    def without_functions(self) -> set[str]:
+        """What the owner should know is not watched: a libllama without the functions, a pattern without a hit."""
+        lying = self.lying_about()
+        watched = {version for version in lying if self._offsets.get(version)}
+        cores = {place.path for version, place in lying.items() if CORE_NAME.match(os.path.basename(place.path))}
+        in_vain = {
+            pattern
+            for pattern in self.patterns
+            if not any(Version.of(os.stat(path)) in watched for path in glob.glob(pattern) if os.path.exists(path))
+        }
+        return in_vain | (cores - {lying[version].path for version in watched})
+
+    def _visit_processes(self, now_ns: int) -> None:
+        alive = every_pid_and_inode(self._proc)
+        self.visits = {pid: visit for pid, visit in self.visits.items() if alive.get(pid) == visit.inode}
+        for pid, inode in alive.items():
+            visit = self.visits.get(pid)
+            if visit is None:
+                visit = self.visits[pid] = Visit(inode, now_ns, now_ns)
+            if visit.next_ns <= now_ns:
+                self._visit(pid, visit, now_ns)
+
+    def _visit(self, pid: int, visit: Visit, now_ns: int) -> None:
+        wait_ns = min(max(now_ns - visit.known_since_ns, FIRST_REVISIT_NS), LAST_REVISIT_NS)
+        # Spread by pid, or all that was there at the start would be visited in the same tick for ever.
+        visit.next_ns = now_ns + wait_ns - wait_ns // 4 * (pid % 8) // 8
+        directory = self._proc / str(pid)
+        try:
+            visit.uses = dict(files_used_by(directory))
+        except FileNotFoundError:  # a kernel thread has no executable
+            visit.next_ns = NEVER_NS
+        except ProcessVanishedError:
+            pass
+        except PermissionError:
+            visit.readable = False
+
+    def _read_new(self, seen: dict[Version, Place]) -> None:
+        """Read the symbols of files that are not known yet, those that look like llama.cpp first."""
+        self._offsets = {version: offsets for version, offsets in self._offsets.items() if version in seen}
+        unread = [item for item in seen.items() if item[0] not in self._offsets]
+        unread.sort(key=lambda item: "llama" not in os.path.basename(item[1].path))
+        opened: dict[Version, int] = {}
+        try:
+            for version, place in unread[:MOST_READ_PER_SCAN]:
+                self._offsets[version] = {}
+                try:
+                    descriptor = os.open(place.openable, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                except OSError:  # deleted since, or not for us to read
+                    continue
+                opened[version] = descriptor
+            if opened:
+                self._offsets.update(zip(opened, elf.read_offsets(list(opened.values())), strict=True))
+        finally:
+            for descriptor in opened.values():
+                os.close(descriptor)
+
+
+def files_used_by(directory: Path) -> Iterator[tuple[Version, Place]]:
+    """Yield the executable and the mapped libllama files of the process behind /proc/PID.
+
+    Raises FileNotFoundError for a kernel thread or a process that is gone, PermissionError for another user's without
+    root.
+    """
+    yield Version.of(os.stat(directory / "exe")), Place(os.readlink(directory / "exe"), str(directory / "exe"))
+    maps = read_proc(directory / "maps", most_bytes=1 << 26)
+    if b"/libllama" not in maps:
+        return
+    for addresses, path in MAPPED.findall(maps):
+        name = os.fsdecode(path)
+        # map_files leads to the very inode, whatever has become of the name; it is open to root alone.
+        for openable in (directory / "map_files" / addresses.decode(), Path(f"{directory}/root{name}")):
+            try:
+                yield Version.of(os.stat(openable)), Place(name, str(openable))
+                break
+            except OSError:
+                continue

@@ -1,0 +1,225 @@
+"""When is the floor up? The whole rule, pure: events and the time come in, actions come out.
+
+The rules, which the property tests hold against random sequences of events:
+
+1. Only a process whose verdict counts can have a claim on the floor.
+2. It has one from a call until `hold_ns` after the last moment it was seen in flight. In flight is: it entered a probed
+   call, or the thread that entered last was found at work. (A prefill can sit 14 s inside one call.)
+3. The floor is up exactly while there is a claim. Claims are a set: two processes that overlap make one stretch.
+4. A process that ends, or that turns into another program, loses its claim at once.
+5. Time alone changes nothing. A timer asks whether the thread is at work; it is the answer that ends a claim. So the
+   floor never falls between a call that the kernel has noted and the daemon's reading of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+# After a call, the first question waits for half a hold: while calls keep coming, the kernel's own wake-ups (one per
+# half hold) are first, and nothing is asked. Then a few times per hold, so that the end of work is seen soon.
+FIRST_QUESTION_OF_HOLD = 2
+QUESTIONS_PER_HOLD = 4
+
+
+class Process(NamedTuple):
+    """One process for good: the kernel reuses a tgid, but never with the same start time."""
+
+    tgid: int
+    start_ticks: int  # clock ticks since boot, as in /proc/PID/stat
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Why the floor is up: this process was in flight until `last_in_flight_ns`."""
+
+    last_in_flight_ns: int
+    ask_at_ns: int
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the rule remembers. `timer_ns` is when the daemon has been told to send a Tick."""
+
+    hold_ns: int
+    counting: frozenset[Process] = frozenset()
+    claims: Mapping[Process, Claim] = field(default_factory=dict)
+    timer_ns: int | None = None
+    stopped: bool = False
+
+    @property
+    def floor_up(self) -> bool:
+        return bool(self.claims)
+
+
+# Events.
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict, new or changed: does this process count?"""
+
+    process: Process
+    counts: bool
+
+
+@dataclass(frozen=True)
+class CallSeen:
+    """The process entered a probed call at `at_ns`, now or a little earlier."""
+
+    process: Process
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class ThreadChecked:
+    """The answer to AskWork: is the thread that entered last at work?"""
+
+    process: Process
+    at_work: bool
+
+
+@dataclass(frozen=True)
+class ProcessGone:
+    """It ended, or execed another program."""
+
+    process: Process
+
+
+@dataclass(frozen=True)
+class HoldChanged:
+    hold_ns: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """The timer that was armed has expired."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The daemon leaves: give back, and raise nothing more."""
+
+
+Event = Judged | CallSeen | ThreadChecked | ProcessGone | HoldChanged | Tick | Stop
+
+
+# Actions.
+
+
+@dataclass(frozen=True)
+class Raise:
+    """Raise the floor; `process` is the first to claim it."""
+
+    process: Process
+
+
+@dataclass(frozen=True)
+class GiveBack:
+    """Put back what was there before."""
+
+    reason: str  # "idle" or "stop"
+
+
+@dataclass(frozen=True)
+class AskWork:
+    """Was there a newer call, or else, is the thread at work? Answer with CallSeen or ThreadChecked."""
+
+    process: Process
+
+
+@dataclass(frozen=True)
+class ArmTimer:
+    """Send a Tick at this time; None: no timer is needed. It replaces the one before."""
+
+    at_ns: int | None
+
+
+Action = Raise | GiveBack | AskWork | ArmTimer
+
+
+def step(state: State, event: Event, now_ns: int) -> tuple[State, list[Action]]:
+    """Apply one event at `now_ns` (CLOCK_MONOTONIC) and return the new state and what is to be done, in order."""
+    asked: list[Action] = []
+    if isinstance(event, Tick):
+        after = state
+        due = [process for process, claim in state.claims.items() if claim.ask_at_ns <= now_ns]
+        asked = [AskWork(process) for process in due]
+        for process in due:
+            # Ask again even if no answer comes, but not at once.
+            after = _with_claim(after, process, state.claims[process].last_in_flight_ns, now_ns)
+    else:
+        after = _apply(state, event, now_ns)
+    return _with_effects(state, after, asked, "stop" if isinstance(event, Stop) else "idle")
+
+
+def _apply(state: State, event: Event, now_ns: int) -> State:
+    if isinstance(event, Judged):
+        if event.counts and not state.stopped:
+            return replace(state, counting=state.counting | {event.process})
+        return _without(state, event.process)
+    if isinstance(event, ProcessGone):
+        return _without(state, event.process)
+    if isinstance(event, CallSeen):
+        return _call_seen(state, event, now_ns)
+    if isinstance(event, ThreadChecked):
+        return _thread_checked(state, event, now_ns)
+    if isinstance(event, HoldChanged):
+        changed = replace(state, hold_ns=event.hold_ns)
+        for process, claim in state.claims.items():
+            changed = _with_claim(changed, process, claim.last_in_flight_ns, now_ns)
+        return changed
+    return State(hold_ns=state.hold_ns, timer_ns=state.timer_ns, stopped=True)
+
+
+def _call_seen(state: State, event: CallSeen, now_ns: int) -> State:
+    if event.process not in state.counting or event.at_ns + state.hold_ns <= now_ns:
+        return state
+    claim = state.claims.get(event.process)
+    if claim and claim.last_in_flight_ns >= event.at_ns:
+        return state
+    ask_at_ns = max(now_ns, event.at_ns + state.hold_ns // FIRST_QUESTION_OF_HOLD)
+    return replace(state, claims={**state.claims, event.process: Claim(event.at_ns, ask_at_ns)})
+
+
+def _thread_checked(state: State, event: ThreadChecked, now_ns: int) -> State:
+    claim = state.claims.get(event.process)
+    if claim is None:
+        return state
+    if event.at_work:
+        return _with_claim(state, event.process, now_ns, now_ns)
+    if claim.last_in_flight_ns + state.hold_ns <= now_ns:
+        return replace(state, claims={p: c for p, c in state.claims.items() if p != event.process})
+    return state
+
+
+def _with_claim(state: State, process: Process, last_in_flight_ns: int, now_ns: int) -> State:
+    """Renew a claim. The next question is a fraction of a hold away, and one falls on the very end of the hold."""
+    end_ns = last_in_flight_ns + state.hold_ns
+    ask_at_ns = now_ns + state.hold_ns // QUESTIONS_PER_HOLD
+    if now_ns < end_ns:
+        ask_at_ns = min(ask_at_ns, end_ns)
+    return replace(state, claims={**state.claims, process: Claim(last_in_flight_ns, ask_at_ns)})
+
+
+def _without(state: State, process: Process) -> State:
+    return replace(
+        state,
+        counting=state.counting - {process},
+        claims={p: c for p, c in state.claims.items() if p != process},
+    )
+
+
+def _with_effects(before: State, after: State, asked: list[Action], reason: str) -> tuple[State, list[Action]]:
+    """Derive the actions from the difference, so that no rule can forget one."""
+    actions: list[Action] = []
+    if after.floor_up and not before.floor_up:
+        actions.append(Raise(next(iter(after.claims))))
+    if before.floor_up and not after.floor_up:
+        actions.append(GiveBack(reason))
+    timer_ns = min((claim.ask_at_ns for claim in after.claims.values()), default=None)
+    if timer_ns != after.timer_ns:
+        after = replace(after, timer_ns=timer_ns)
+        actions.append(ArmTimer(timer_ns))
+    return after, asked + actions

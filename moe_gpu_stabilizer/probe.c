@@ -1,0 +1,145 @@
+/*
+ * The BPF half of moe-gpu-stabilizer: notes which process calls into libllama,
+ * and wakes the daemon only when it has something to decide.
+ *
+ * It reads no register and no kernel structure, so the same bytecode runs on
+ * every architecture and every kernel from 5.8 (the first with a BPF ring
+ * buffer).  tools/compile-probe turns it into probe.json; run that after every
+ * change here.
+ *
+ * Each map has one writer, so nothing is lost between the two sides: the
+ * daemon writes "settings" and "verdicts", this program "activity" (the daemon
+ * only deletes from it).
+ */
+enum { KIND_CALL = 1, KIND_EXEC = 2 };
+enum { VERDICT_IGNORED = 1, VERDICT_COUNTS = 2 };
+
+struct settings {
+	/* A process that counts wakes the daemon at most once per interval. */
+	u64 wake_interval_ns;
+	/* The daemon's pid namespace; inode 0 where it is the initial one. */
+	u64 pidns_dev;
+	u64 pidns_ino;
+};
+
+/* What a process has done lately.  Times are CLOCK_MONOTONIC. */
+struct activity {
+	u64 last_call_ns;
+	u64 last_wake_ns;
+	u64 calls;
+	u32 last_tid;
+	u32 unused;
+};
+
+struct wake {
+	u64 at_ns;
+	u32 tgid;
+	u32 tid;
+	u32 kind;
+	u32 verdict; /* 0: unknown, the daemon has to judge this process */
+};
+
+BPF_ARRAY(settings, struct settings, 1);
+BPF_TABLE("lru_hash", u32, u32, verdicts, 4096);
+BPF_TABLE("lru_hash", u32, struct activity, activity, 4096);
+BPF_RINGBUF_OUTPUT(wakes, 16); /* pages: 2,048 records */
+
+/*
+ * The ids that the daemon's /proc uses.  bpf_get_current_pid_tgid() gives those
+ * of the initial pid namespace, also for a process inside another one, which
+ * is what a daemon in the initial namespace needs to see containers.  Returns
+ * 0 for a process that the daemon's namespace does not show.
+ */
+static inline u64 current_ids(struct settings *set)
+{
+	struct bpf_pidns_info ns = {};
+
+	if (!set->pidns_ino)
+		return bpf_get_current_pid_tgid();
+	if (bpf_get_ns_current_pid_tgid(set->pidns_dev, set->pidns_ino, &ns, sizeof(ns)))
+		return 0;
+	return (u64)ns.tgid << 32 | ns.pid;
+}
+
+/* True where the record was taken: a full ring buffer must not count as a wake-up. */
+static inline bool wake_daemon(u64 now_ns, u64 ids, u32 kind, u32 verdict)
+{
+	struct wake *wake = wakes.ringbuf_reserve(sizeof(*wake));
+
+	if (!wake)
+		return false;
+	wake->at_ns = now_ns;
+	wake->tgid = ids >> 32;
+	wake->tid = (u32)ids;
+	wake->kind = kind;
+	wake->verdict = verdict;
+	wakes.ringbuf_submit(wake, 0);
+	return true;
+}
+
+/* uprobe on the entry of llama_decode, llama_process and llama_synchronize */
+int on_call(void *ctx)
+{
+	int zero = 0;
+	struct settings *set = settings.lookup(&zero);
+
+	if (!set)
+		return 0;
+
+	u64 ids = current_ids(set);
+	u32 tgid = ids >> 32;
+	if (!tgid)
+		return 0;
+
+	u32 *known = verdicts.lookup(&tgid);
+	u32 verdict = known ? *known : 0;
+	if (verdict == VERDICT_IGNORED)
+		return 0;
+
+	struct activity *act = activity.lookup(&tgid);
+	if (!act) {
+		struct activity fresh = {};
+
+		/* Fails harmlessly where another thread was faster. */
+		activity.insert(&tgid, &fresh);
+		act = activity.lookup(&tgid);
+		if (!act)
+			return 0;
+	}
+
+	u64 now_ns = bpf_ktime_get_ns();
+	act->last_call_ns = now_ns;
+	act->last_tid = (u32)ids;
+	__sync_fetch_and_add(&act->calls, 1);
+
+	if (act->last_wake_ns && now_ns - act->last_wake_ns < set->wake_interval_ns)
+		return 0;
+	if (wake_daemon(now_ns, ids, KIND_CALL, verdict))
+		act->last_wake_ns = now_ns;
+	return 0;
+}
+
+/*
+ * raw tracepoint sched_process_exec: the process is another program now, so
+ * what was said of it no longer holds.  The next call makes it unknown again.
+ */
+int on_exec(void *ctx)
+{
+	int zero = 0;
+	struct settings *set = settings.lookup(&zero);
+
+	if (!set)
+		return 0;
+
+	u64 ids = current_ids(set);
+	u32 tgid = ids >> 32;
+	u32 *known = verdicts.lookup(&tgid);
+	if (!known && !activity.lookup(&tgid))
+		return 0;
+
+	u32 verdict = known ? *known : 0;
+	verdicts.delete(&tgid);
+	activity.delete(&tgid);
+	wake_daemon(bpf_ktime_get_ns(), ids, KIND_EXEC, verdict);
+	return 0;
+}

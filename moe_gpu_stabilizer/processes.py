@@ -1,0 +1,142 @@
+"""What /proc says of a process, and how its end is heard."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from .policy import Process
+
+PROC = Path("/proc")
+
+# A thread is at work when it used at least this part of the time between two looks. An idle llama-server's thread uses
+# 0.1 %; one that waits for the GPU inside a call still computes experts in between.
+AT_WORK_SHARE = 0.03
+
+# Positions in /proc/PID/stat, counted behind the ")" that ends the name (proc(5): fields 3 and 22).
+STATE_FIELD = 0
+START_TIME_FIELD = 19
+CPU_FIELDS = slice(11, 13)
+CLOCK_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+# execve() takes a quarter of the stack limit, 2 MB by default, and never more than 6 MB.
+MOST_LAUNCH_BYTES = 8 << 20
+
+
+class ProcessVanishedError(Exception):
+    """It ended while it was looked at, or /proc does not show it."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a process was started: NUL-ended strings, as the kernel keeps them."""
+
+    cmdline: bytes
+    environ: bytes
+
+
+def read_proc(path: Path, most_bytes: int = 65536) -> bytes:
+    """Read a file of /proc to its end, at most `most_bytes`. Raises ProcessVanishedError and PermissionError."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            chunks = []
+            while most_bytes > 0:
+                # One read() of these files gives at most a page or the whole, depending on the file.
+                chunk = file.read(most_bytes)
+                if not chunk:
+                    break
+                chunks.append(chunk)
+                most_bytes -= len(chunk)
+            return b"".join(chunks)
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessVanishedError from None
+
+
+def _stat_fields(directory: Path) -> list[bytes]:
+    """The fields of a stat file behind the name, which may itself contain blanks and parentheses."""
+    fields = read_proc(directory / "stat").rpartition(b")")[2].split()
+    if not fields:
+        raise ProcessVanishedError
+    return fields
+
+
+def every_pid_and_inode(proc: Path = PROC) -> dict[int, int]:
+    """Return every pid with the inode of its directory in /proc: a pid that is used again has another one.
+
+    psutil.pids() gives no inodes, and here they come with the listing, without another system call.
+    """
+    with os.scandir(proc) as entries:
+        return {int(entry.name): entry.inode() for entry in entries if entry.name.isdigit()}
+
+
+def identify(pid: int, proc: Path = PROC) -> Process:
+    """Return the process that has this pid now. Raises ProcessVanishedError."""
+    return Process(pid, int(_stat_fields(proc / str(pid))[START_TIME_FIELD]))
+
+
+def launch_of(pid: int, proc: Path = PROC) -> Launch:
+    """Return argv and environment. Raises ProcessVanishedError, and PermissionError for another user's without root."""
+    directory = proc / str(pid)
+    return Launch(
+        read_proc(directory / "cmdline", MOST_LAUNCH_BYTES), read_proc(directory / "environ", MOST_LAUNCH_BYTES)
+    )
+
+
+def user_id_of(pid: int) -> int:
+    """Return the real user id. Raises ProcessVanishedError."""
+    try:
+        return int(psutil.Process(pid).uids().real)
+    except psutil.NoSuchProcess:
+        raise ProcessVanishedError from None
+
+
+def name_of(pid: int, proc: Path = PROC) -> str:
+    """Return the process's name with what a terminal or log would trip over made visible; "?" where it is gone."""
+    try:
+        return printable(read_proc(proc / str(pid) / "comm").decode("utf-8", "replace").rstrip("\n"))
+    except ProcessVanishedError:
+        return "?"
+
+
+def printable(text: str) -> str:
+    """Escape control characters: any user can put newlines and terminal escapes into names, paths and arguments."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+class ThreadMeter:
+    """Tells whether one thread is at work, by comparing its CPU time between two looks."""
+
+    def __init__(self, tgid: int, proc: Path = PROC) -> None:
+        self._tgid = tgid
+        self._proc = proc
+        self._tid = 0
+        self._cpu_ns = 0
+        self._looked_ns = 0
+
+    def at_work(self, tid: int, since_ns: int, now_ns: int) -> bool:
+        """Is thread `tid` at work at `now_ns`? Work before `since_ns`, its last call, is no sign of work after it.
+
+        The first look after a call only notes the CPU time, unless the thread waits for the disk (state D): a model
+        that is larger than memory is read while it computes.
+        """
+        directory = self._proc / str(self._tgid) / "task" / str(tid)
+        try:
+            state = _stat_fields(directory)[STATE_FIELD]
+            cpu_ns = self._cpu_time_ns(directory)
+        except ProcessVanishedError:
+            return False
+        comparable = tid == self._tid and self._looked_ns >= since_ns
+        used_ns, passed_ns = cpu_ns - self._cpu_ns, now_ns - self._looked_ns
+        self._tid, self._cpu_ns, self._looked_ns = tid, cpu_ns, now_ns
+        return state == b"D" or (comparable and used_ns >= AT_WORK_SHARE * passed_ns)
+
+    @staticmethod
+    def _cpu_time_ns(directory: Path) -> int:
+        try:
+            # Nanoseconds on the CPU, where the kernel keeps schedstat; else clock ticks of 10 ms.
+            return int(read_proc(directory / "schedstat").split()[0])
+        except (ProcessVanishedError, IndexError):
+            return sum(int(ticks) for ticks in _stat_fields(directory)[CPU_FIELDS]) * CLOCK_TICK_NS

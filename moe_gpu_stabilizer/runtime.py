@@ -1,0 +1,118 @@
+"""Files under /run/moe-gpu-stabilizer: the clock to give back, the daemon's status, a lock against a second daemon.
+
+/run is empty after a boot, and so is min_freq's history: nothing here outlives what it speaks of.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import StabilizerError
+
+DEFAULT_DIRECTORY = Path("/run/moe-gpu-stabilizer")
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What was done to a node's min_freq, in Hz: enough to undo it."""
+
+    node: str  # its directory
+    baseline_hz: int  # what was there before
+    written_hz: tuple[int, ...]  # what we have written since, or were about to write when this was saved
+
+
+class Runtime:
+    """The run-time directory; systemd names it in RUNTIME_DIRECTORY (systemd.exec(5))."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory or Path(os.environ.get("RUNTIME_DIRECTORY") or DEFAULT_DIRECTORY)
+        self._raised = self.directory / "raised.json"
+        self._status = self.directory / "status.json"
+        self._lock: int | None = None
+
+    def create(self) -> None:
+        """Make the directory, readable by all. Raises StabilizerError."""
+        try:
+            self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StabilizerError(f"cannot make {self.directory}: {error.strerror}") from None
+
+    def lock(self) -> None:
+        """Hold the lock until this process ends. Raises StabilizerError where another daemon holds it."""
+        path = self.directory / "lock"
+        try:
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StabilizerError("another moe-gpu-stabilizer is running", "see moe-gpu-stabilizer --status") from None
+        except OSError as error:
+            raise StabilizerError(f"cannot lock {path}: {error.strerror}") from None
+
+    def is_locked(self) -> bool:
+        """Is a daemon running? Needs no right to write."""
+        try:
+            descriptor = os.open(self.directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+
+    def save_raised(self, raised: Raised) -> None:
+        """Note what is to be undone, before it is done. Raises StabilizerError: then nothing may be raised."""
+        self._write(self._raised, asdict(raised))
+
+    def load_raised(self) -> Raised | None:
+        """What an earlier daemon left to be undone. Raises StabilizerError for a file that is not ours to trust."""
+        saved = self._read(self._raised)
+        if saved is None:
+            return None
+        try:
+            return Raised(str(saved["node"]), int(saved["baseline_hz"]), tuple(int(hz) for hz in saved["written_hz"]))
+        except (KeyError, TypeError, ValueError):
+            raise StabilizerError(
+                f"{self._raised} is damaged", f"set min_freq by hand and remove {self._raised}"
+            ) from None
+
+    def forget_raised(self) -> None:
+        self._raised.unlink(missing_ok=True)
+
+    def save_status(self, status: dict[str, Any]) -> None:
+        self._write(self._status, status)
+
+    def load_status(self) -> dict[str, Any] | None:
+        status = self._read(self._status)
+        return status if isinstance(status, dict) else None
+
+    def forget_status(self) -> None:
+        self._status.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> Any:
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StabilizerError(f"cannot read {path}: {error}") from None
+
+    def _write(self, path: Path, content: dict[str, Any]) -> None:
+        """Replace a file in one step: whoever reads it, also after a power cut, finds the old or the new one whole."""
+        temporary = path.with_suffix(".new")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(temporary, path)
+        except OSError as error:
+            raise StabilizerError(f"cannot write {path}: {error.strerror}") from None
