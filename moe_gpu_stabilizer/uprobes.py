@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import importlib.resources
 import json
 import os
 import struct
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import ProbeError
+
+# What tools/compile-probe makes of probe.c.
+BYTECODE = Path(__file__).with_name("probe.json")
 
 LIBRARY = "libbcc_bpf.so.0"
 INSTALL_HINT = "install the package libbpfcc: apt-get install libbpfcc"
@@ -127,7 +130,7 @@ class Probe:
     descriptors: when the process ends, however it ends, the probes are gone.
     """
 
-    def __init__(self, wake_interval_ns: int) -> None:
+    def __init__(self, wake_interval_ns: int, bytecode: Path = BYTECODE) -> None:
         self._bcc = load_library()
         self._fds: dict[str, int] = {}
         self._ringbuf: int | None = None
@@ -135,7 +138,7 @@ class Probe:
         # An exception inside a ctypes callback is printed, not raised: it only copies.
         self._callback = CALLBACK(self._copy_record)
         try:
-            self._load(json.loads(importlib.resources.files(__package__).joinpath("probe.json").read_text()))
+            self._load(json.loads(bytecode.read_text(encoding="ascii")))
             self.set_wake_interval(wake_interval_ns)
         except BaseException:
             self.close()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 LOWEST_HZ, HIGHEST_HZ = 306_000_000, 1_020_000_000
 LADDER_HZ = (306_000_000, 408_000_000, 510_000_000, 612_000_000, 714_000_000, 816_000_000, 918_000_000, 1_020_000_000)
 
@@ -29,6 +31,12 @@ def stays(condition: Callable[[], object], seconds: float, what: str) -> None:
     while time.monotonic() < deadline:
         assert condition(), f"did not stay for {seconds:g} s: {what}"
         time.sleep(0.01)
+
+
+def only_child(pid: int) -> int:
+    """The process that `pid` has started, as unshare and its like start one."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
 
 
 class PlainNode:
@@ -58,28 +66,43 @@ class PlainNode:
 class RunningDaemon:
     """The real daemon as a child process, with a configuration, run-time directory and log of its own."""
 
-    def __init__(self, directory: Path, node: Path | str | None, **settings: object) -> None:
-        """`settings` are keys of the configuration without their prefix: hold_seconds=1."""
-        self.directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        node: Path | None,
+        package_root: Path = REPOSITORY,
+        prefix: Sequence[str] = (),
+        **settings: object,
+    ) -> None:
+        """`settings` are keys of the configuration, without their prefix (hold_seconds=1).
+
+        `prefix` is a command that starts the daemon.
+        """
+        self._package_root = package_root
+        self._prefix = prefix
+        self._settings = settings
         self.runtime = directory / "run"
         self.config = directory / "moe-gpu-stabilizer.conf"
         self.log_path = directory / "daemon.log"
         directory.mkdir(parents=True, exist_ok=True)
         self.configure(**({} if node is None else {"devfreq": node}), **settings)
         self.process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+        self._environment = {**os.environ, "RUNTIME_DIRECTORY": str(self.runtime)}
 
     def configure(self, **settings: object) -> None:
         """Write the configuration; signal HUP to a running daemon to make it read it."""
         self.config.write_text("".join(f'STABILIZER_{key.upper()}="{value}"\n' for key, value in settings.items()))
 
     def start(self) -> RunningDaemon:
-        environment = {**os.environ, "RUNTIME_DIRECTORY": str(self.runtime), "PYTHONUNBUFFERED": "1"}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "moe_gpu_stabilizer", "--config", str(self.config)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                [*self._prefix, sys.executable, "-m", "moe_gpu_stabilizer", "--config", str(self.config)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self._package_root,
             )  # fmt: skip
-        self.wait_for_log(r"^ready: ")
+        wait_until(lambda: self.log.count("ready: ") > self._starts or self._ended(), f"ready\n{self.log}")
+        assert not self._ended(), f"the daemon ended:\n{self.log}"
+        self._starts += 1
         return self
 
     @property
@@ -99,15 +122,45 @@ class RunningDaemon:
     def _ended(self) -> bool:
         return self.process is None or self.process.poll() is not None
 
-    def signal(self, number: int) -> None:
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the program with these arguments beside the daemon, with the same run-time directory."""
+        return subprocess.run(
+            [sys.executable, "-m", "moe_gpu_stabilizer", *arguments],
+            capture_output=True, text=True, timeout=60, check=False, env=self._environment, cwd=self._package_root,
+        )  # fmt: skip
+
+    @property
+    def flag(self) -> str:
+        """The first flag that counts in this daemon's settings."""
+        return str(self._settings["moe_flags"]).split()[0]
+
+    @property
+    def times_woken(self) -> int:
+        """How often the daemon has gone to sleep since it started: once per wake-up."""
+        return int(self._said_by_kernel("voluntary_ctxt_switches"))
+
+    @property
+    def is_asleep(self) -> bool:
+        return self._said_by_kernel("State").startswith("S")
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process id: the prefix's only child where there is one."""
         assert self.process is not None
-        self.process.send_signal(number)
+        return only_child(self.process.pid) if self._prefix else self.process.pid
+
+    def _said_by_kernel(self, field: str) -> str:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)[field]
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End the daemon and return its exit status (negative: the signal that killed it)."""
         assert self.process is not None
         if self.process.poll() is None:
-            self.process.send_signal(number)
+            self.send(number)
         try:
             return self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -1,0 +1,87 @@
+"""Fixtures of the tests on the real kernel. They need root and BPF; without them they fail, they do not skip."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support import PlainNode, RunningDaemon
+from tests.workload import Workload, build_library, build_program
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="session", params=["committed", "fresh"])
+def package_root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the package under test lies: as committed, and with a program that BCC has compiled just now.
+
+    So the committed bytecode and its source cannot drift apart.
+    """
+    if request.param == "committed":
+        return REPOSITORY
+    root = tmp_path_factory.mktemp("fresh")
+    shutil.copytree(REPOSITORY / "moe_gpu_stabilizer", root / "moe_gpu_stabilizer")
+    subprocess.run([REPOSITORY / "tools/kernel-headers"], check=True)
+    compiled = root / "moe_gpu_stabilizer" / "probe.json"
+    compiled.unlink()
+    # Debian's python3-bpfcc is for Debian's interpreter.
+    subprocess.run(["/usr/bin/python3", REPOSITORY / "tools/compile-probe", "--output", compiled], check=True)
+    return root
+
+
+class Llama(NamedTuple):
+    """A built stand-in for llama.cpp."""
+
+    library: Path
+    program: Path
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Llama:
+    library = build_library(tmp_path / "llama" / "libllama.so")
+    return Llama(library, build_program(tmp_path / "llama" / "llama-server", library))
+
+
+@pytest.fixture
+def flag() -> str:
+    """A flag of this test alone: other tests, and other copies of this one, run beside it on the same kernel."""
+    return f"--cpu-moe-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> PlainNode:
+    return PlainNode(tmp_path / "17000000.gpu")
+
+
+@pytest.fixture
+def start_daemon(
+    tmp_path: Path, package_root: Path, node: PlainNode, flag: str
+) -> Iterator[Callable[..., RunningDaemon]]:
+    """Start the real daemon; keyword arguments are settings. It rebinds rarely unless told otherwise."""
+    with ExitStack() as stack:
+
+        def start(prefix: tuple[str, ...] = (), **settings: object) -> RunningDaemon:
+            wanted = {"moe_flags": flag, "rebind_seconds": 3600, **settings}
+            daemon = RunningDaemon(tmp_path, node.directory, package_root, prefix, **wanted)
+            return stack.enter_context(daemon)
+
+        yield start
+
+
+@pytest.fixture
+def run(llama: Llama, flag: str) -> Iterator[Callable[..., Workload]]:
+    """Start the stand-in, with the flag that counts unless told otherwise."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str, program: Path = llama.program, counts: bool = True, **options: object) -> Workload:
+            flags = (flag,) if counts else ()
+            return stack.enter_context(Workload(program, *flags, *arguments, **options))  # type: ignore[arg-type]
+
+        yield start

@@ -1,0 +1,318 @@
+"""The real daemon, real uprobes, a plain directory as the GPU: when the floor rises, and when it is given back."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.kernel.conftest import Llama
+from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode, RunningDaemon, stays, wait_until
+from tests.workload import Workload, build_static
+
+Start = Callable[..., RunningDaemon]
+Run = Callable[..., Workload]
+
+
+def raised(node: PlainNode) -> bool:
+    return node.min_hz == HIGHEST_HZ
+
+
+def given_back(node: PlainNode) -> bool:
+    return node.min_hz == LOWEST_HZ
+
+
+def test_a_call_raises_the_floor_and_a_second_later_it_is_given_back(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library)
+    with run() as workload:
+        stays(lambda: given_back(node), 0.3, "no call, no floor")
+        called = time.monotonic()
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up")
+        wait_until(lambda: given_back(node), "the floor given back")
+        assert time.monotonic() - called >= 1.0, "the hold is a second"
+        pid = workload.pid
+    daemon.stop()
+    library = str(llama.library)
+    expected = [
+        f"attached {library} (llama_decode, llama_process, llama_synchronize)",
+        f"pid {pid} (llama-server) counts: {daemon.flag}",
+        f"floor 1020 MHz (pid {pid} inference)",
+        "floor 306 MHz (idle)",
+    ]
+    lines = [
+        line for line in daemon.log.splitlines() if library in line or str(pid) in line or line.startswith("floor")
+    ]
+    assert lines == expected
+
+
+def test_the_first_call_of_a_new_process_is_handled_at_once(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    start_daemon(libraries=llama.library, rebind_seconds=3600)
+    with run() as workload:
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up without a tick", seconds=5)
+
+
+def test_a_process_without_the_flag_never_raises_the_floor(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library)
+    with run(counts=False) as workload:
+        workload.do("call 1")
+        daemon.wait_for_log(rf"^pid {workload.pid} \(llama-server\) is ignored: no MoE flag")
+        workload.begin("call 100000")
+        stays(lambda: given_back(node), 0.5, "no floor")
+        workload.finish()
+
+
+def test_an_ignored_process_never_wakes_the_daemon(start_daemon: Start, run: Run, llama: Llama) -> None:
+    daemon = start_daemon(libraries=llama.library, rebind_seconds=3600)
+    with run(counts=False) as workload:
+        workload.do("call 1")
+        daemon.wait_for_log(r"is ignored")
+        wait_until(lambda: daemon.is_asleep, "the daemon back in epoll")
+        before = daemon.times_woken
+        workload.do("call 100003")
+        assert daemon.times_woken == before
+
+
+def test_steady_decoding_wakes_the_daemon_a_few_times_per_hold(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library, rebind_seconds=3600, hold_seconds=1)
+    with run() as workload:
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up")
+        before, began = daemon.times_woken, time.monotonic()
+        while time.monotonic() < began + 3:
+            workload.do("call 100")
+        passed = time.monotonic() - began
+        assert daemon.times_woken - before <= 6 * (passed + 1), (
+            "a few wake-ups per hold, for tens of thousands of calls"
+        )
+        assert raised(node)
+    assert daemon.log.count("inference)") == 1, "one stretch, no flicker"
+
+
+def test_one_long_call_keeps_the_floor_up(start_daemon: Start, run: Run, llama: Llama, node: PlainNode) -> None:
+    daemon = start_daemon(libraries=llama.library, hold_seconds=0.5)
+    with run() as workload:
+        workload.begin("busy 4000")
+        wait_until(lambda: raised(node), "the floor up")
+        stays(lambda: raised(node), 3, "a prefill of many holds is one stretch")
+        workload.finish()
+        wait_until(lambda: given_back(node), "the floor given back after the work", seconds=5)
+    assert daemon.log.count("inference)") == 1
+
+
+def test_a_call_that_only_sleeps_loses_the_floor(start_daemon: Start, run: Run, llama: Llama, node: PlainNode) -> None:
+    start_daemon(libraries=llama.library, hold_seconds=0.5)
+    with run() as workload:
+        workload.begin("sleep 6000")
+        wait_until(lambda: raised(node), "the floor up")
+        wait_until(lambda: given_back(node), "the floor given back although the call has not returned", seconds=4)
+        workload.finish()
+
+
+def test_two_processes_that_overlap_make_one_stretch(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library, hold_seconds=0.6)
+    with run() as one, run() as other:
+        one.do("call 1")
+        wait_until(lambda: raised(node), "the floor up")
+        for next_to_call in (other, one, other):
+            stays(lambda: raised(node), 0.4, "less than a hold passes between their calls")
+            next_to_call.do("call 1")
+        one.kill()
+        assert raised(node), "the other one still holds it"
+        wait_until(lambda: given_back(node), "the floor given back")
+    assert daemon.log.count("inference)") == 1
+    assert daemon.log.count("(idle)") == 1
+
+
+def test_a_process_killed_in_the_middle_of_a_call_loses_the_floor_at_once(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    start_daemon(libraries=llama.library, hold_seconds=30)
+    with run() as workload:
+        workload.begin("busy 60000")
+        wait_until(lambda: raised(node), "the floor up")
+        workload.kill()
+        wait_until(lambda: given_back(node), "the floor given back long before the hold is over", seconds=5)
+
+
+def test_a_process_that_becomes_another_program_loses_the_floor_at_once(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    start_daemon(libraries=llama.library, hold_seconds=30)
+    with run() as workload:
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up")
+        workload.begin("exec /bin/sleep 60")
+        wait_until(lambda: given_back(node), "the floor given back long before the hold is over", seconds=5)
+
+
+def test_a_process_is_judged_again_when_it_becomes_another_program(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library)
+    with run(counts=False) as workload:
+        workload.do("call 1")
+        daemon.wait_for_log(rf"^pid {workload.pid} \(llama-server\) is ignored")
+        workload.begin(f"exec {llama.program} {daemon.flag}")
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up")
+        daemon.wait_for_log(rf"^pid {workload.pid} \(llama-server\) counts")
+
+
+def test_a_static_program_is_found_by_its_own_symbols(
+    start_daemon: Start, run: Run, node: PlainNode, tmp_path: Path
+) -> None:
+    program = build_static(tmp_path / "odd-name")
+    daemon = start_daemon(rebind_seconds=0.3)
+    with run(program=program) as workload:
+        daemon.wait_for_log(rf"^attached {program} \(llama_decode, llama_process, llama_synchronize\)$")
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up")
+
+
+def test_only_the_configured_users_processes_count(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library, users="nobody")
+    with run() as workload:
+        workload.do("call 1")
+        daemon.wait_for_log(rf"^pid {workload.pid} \(llama-server\) is ignored: its user is not in STABILIZER_USERS$")
+        assert given_back(node)
+
+
+def test_a_stop_gives_the_floor_back(start_daemon: Start, run: Run, llama: Llama, node: PlainNode) -> None:
+    daemon = start_daemon(libraries=llama.library, hold_seconds=60)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with run() as workload:
+            workload.do("call 1")
+            wait_until(lambda: raised(node), "the floor up")
+            assert daemon.stop(number) == 0
+            assert given_back(node)
+        assert daemon.log.splitlines()[-1] == "floor 306 MHz (stop)"
+        daemon.start()
+
+
+def test_a_killed_daemons_floor_is_given_back_by_the_next_start(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library, hold_seconds=60)
+    with run() as workload:
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up")
+        daemon.stop(signal.SIGKILL)
+    assert raised(node), "nobody was left to give it back"
+    daemon.start()
+    assert given_back(node)
+    assert daemon.has_logged(r"^floor 306 MHz \(left over from a run that was killed\)$")
+
+
+def test_restore_gives_a_killed_daemons_floor_back_once(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library, hold_seconds=60)
+    with run() as workload:
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up")
+        assert daemon.command("--restore").stdout == "a daemon is running; it gives back its floor itself\n"
+        daemon.stop(signal.SIGKILL)
+    assert daemon.command("--restore").stdout == "floor 306 MHz (restored)\n"
+    assert given_back(node)
+    node.write("min_freq", HIGHEST_HZ)
+    assert daemon.command("--restore").stdout == "nothing to give back\n"
+    assert raised(node), "the owner's own setting stays"
+
+
+def test_an_edited_configuration_is_applied_at_once_and_a_bad_one_is_not(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library, hold_seconds=60)
+    common = {"devfreq": node.directory, "libraries": llama.library, "moe_flags": daemon.flag}
+    with run() as workload:
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up")
+        daemon.configure(**common, hold_seconds=60, floor_mhz=612)
+        daemon.send(signal.SIGHUP)
+        wait_until(lambda: node.min_hz == 612_000_000, "the new floor")
+        daemon.configure(**common, hold_seconds="soon")
+        daemon.send(signal.SIGHUP)
+        daemon.wait_for_log(
+            r"^the old settings stay: .*:4: STABILIZER_HOLD_SECONDS='soon' cannot be used; allowed: a number"
+        )
+        assert node.min_hz == 612_000_000
+        daemon.configure(**common, hold_seconds=0.5, floor_mhz=612)
+        daemon.send(signal.SIGHUP)
+        wait_until(lambda: given_back(node), "the shorter hold, at once", seconds=5)
+
+
+def test_a_late_node_is_waited_for_and_raised_when_it_comes(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    hidden = node.directory.with_name("not yet")
+    node.directory.rename(hidden)
+    daemon = start_daemon(libraries=llama.library, rebind_seconds=0.3, hold_seconds=30)
+    with run() as workload:
+        workload.do("call 1")
+        daemon.wait_for_log(r"^cannot raise the floor: no GPU node$")
+        hidden.rename(node.directory)
+        wait_until(lambda: raised(node), "the floor up")
+    assert daemon.log.count("no GPU node yet") == 1, "said once"
+
+
+def test_a_second_daemon_refuses_to_start(start_daemon: Start) -> None:
+    daemon = start_daemon()
+    second = daemon.command("--config", str(daemon.config))
+    assert second.returncode == 1
+    assert second.stderr == (
+        "moe-gpu-stabilizer: another moe-gpu-stabilizer is running; see moe-gpu-stabilizer --status\n"
+    )
+
+
+def test_status_says_for_whom_the_floor_is_up(start_daemon: Start, run: Run, llama: Llama, node: PlainNode) -> None:
+    daemon = start_daemon(libraries=llama.library, hold_seconds=30)
+    with run() as workload:
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up")
+        wait_until(lambda: "floor 1020 MHz" in daemon.command("--status").stdout, "the status")
+        said = daemon.command("--status").stdout
+        assert f"floor 1020 MHz for llama-server (pid {workload.pid})" in said
+        assert f"pid {workload.pid} (llama-server) counts: {daemon.flag}" in said
+    daemon.stop()
+    after = daemon.command("--status")
+    assert (after.returncode, after.stderr.startswith("moe-gpu-stabilizer: the daemon is not running")) == (1, True)
+
+
+def test_what_keeps_it_from_starting_is_one_clear_line(tmp_path: Path, package_root: Path) -> None:
+    """Without the right to load BPF programs, and without the library."""
+    config = tmp_path / "empty.conf"
+    config.touch()
+    command = [sys.executable, "-m", "moe_gpu_stabilizer", "--config", str(config)]
+    no_rights = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
+    library = subprocess.run(
+        ["sh", "-c", "ldconfig -p | sed -n 's/.*libbcc_bpf.so.0 .*=> //p'"], check=True, capture_output=True, text=True
+    ).stdout.split()[0]
+    no_library = ["unshare", "--mount", "sh", "-c", f'mount --bind /dev/null {library} && exec "$@"', "sh"]
+    environment = {"RUNTIME_DIRECTORY": str(tmp_path / "run"), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    for prefix, said in (
+        (no_rights, "the kernel refused to create the BPF map settings: Operation not permitted; run as root"),
+        (no_library, "install the package libbpfcc: apt-get install libbpfcc"),
+    ):
+        ended = subprocess.run(
+            [*prefix, *command], capture_output=True, text=True, cwd=package_root, env=environment, check=False
+        )
+        assert ended.returncode == 1, ended
+        assert said in ended.stderr
+        assert ended.stderr.count("\n") == 1, "one line"

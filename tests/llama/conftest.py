@@ -1,0 +1,40 @@
+"""What the tests with a real llama.cpp share: its programs, built once, a tiny model, a library that makes it throw."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .tiny_model import write_model
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="session")
+def llama_bin() -> Path:
+    """The folder of llama.cpp's programs and libraries. The first build takes minutes; later runs find it."""
+    built = subprocess.check_output([str(HERE / "build-llama.sh"), sys.executable], text=True)
+    return Path(built.strip())
+
+
+@pytest.fixture(scope="session")
+def libllama(llama_bin: Path) -> Path:
+    return (llama_bin / "libllama.so").resolve()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny-moe.gguf"
+    write_model(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def throwing_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("throwing") / "throwing.so"
+    options = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-fPIC", "-shared"]
+    subprocess.run(["g++", *options, "-o", str(library), str(HERE / "throwing.cpp"), "-ldl"], check=True)
+    return library
