@@ -1,0 +1,33 @@
+"""A skipped test fails the run: a check that skips itself checks nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+# Reasons that are allowed to skip a test. None so far.
+ALLOWED_REASONS: frozenset[str] = frozenset()
+
+
+class SkipGuard:
+    """Notes each skip, and turns the run into a failure at its end."""
+
+    def __init__(self) -> None:
+        self.forbidden: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            if reason not in ALLOWED_REASONS:
+                self.forbidden.append(f"{report.nodeid}: {reason}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.forbidden:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self.forbidden:
+            terminalreporter.write_line(f"skipped, which is not allowed: {line}", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SkipGuard())
