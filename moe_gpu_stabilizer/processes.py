@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from .policy import Process
 
 PROC = Path("/proc")
@@ -87,6 +85,9 @@ def launch_of(pid: int, proc: Path = PROC) -> Launch:
 
 def user_id_of(pid: int) -> int:
     """Return the real user id. Raises ProcessVanishedError."""
+    # Imported where it is needed: it takes 2 MB, and most owners let everyone's processes count.
+    import psutil
+
     try:
         return int(psutil.Process(pid).uids().real)
     except psutil.NoSuchProcess:

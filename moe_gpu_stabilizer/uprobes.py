@@ -14,6 +14,7 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import perf
 from .errors import ProbeError
 
 # What tools/compile-probe makes of probe.c.
@@ -24,12 +25,10 @@ INSTALL_HINT = "install the package libbpfcc: apt-get install libbpfcc"
 
 # Constants of linux/bpf.h and of BCC's libbpf.h.
 BPF_ANY = 0
-BPF_PROBE_ENTRY = 0
 VERDICT_IGNORED = 1
 VERDICT_COUNTS = 2
 KIND_CALL = 1
 KIND_EXEC = 2
-EVERY_PROCESS = -1
 
 # The structs of probe.c.
 SETTINGS = struct.Struct("=QQQ")
@@ -80,9 +79,7 @@ def load_library() -> ctypes.CDLL:
         "bcc_create_map": [number, text, number, number, number, number],
         # The last argument exists since 0.21; older versions ignore it.
         "bcc_prog_load": [number, text, text, number, text, ctypes.c_uint, number, pointer, ctypes.c_uint, pointer],
-        "bpf_attach_uprobe": [number, number, text, text, ctypes.c_uint64, number, ctypes.c_uint32],
         "bpf_attach_raw_tracepoint": [number, text],
-        "bpf_close_perf_event_fd": [number],
         "bpf_update_elem": [number, pointer, pointer, ctypes.c_uint64],
         "bpf_lookup_elem": [number, pointer, pointer],
         "bpf_delete_elem": [number, pointer],
@@ -104,13 +101,10 @@ def kernel_refusal(what: str, code: int) -> ProbeError:
     """Explain an errno of bpf() or perf_event_open() in one line with its remedy."""
     hints = {
         errno.EPERM: "run as root; in a container it needs CAP_SYS_ADMIN and CAP_BPF, and seccomp must allow bpf() "
-        "and perf_event_open()",
+        "and perf_event_open(); a kernel in lockdown may refuse as well",
         errno.EACCES: "it needs CAP_SYS_ADMIN beside CAP_BPF and CAP_PERFMON",
         errno.ENOSYS: "this kernel has no bpf(): it needs CONFIG_BPF_SYSCALL=y",
-        errno.EINVAL: "this kernel may be too old (5.8 is needed), or lack CONFIG_BPF_SYSCALL or CONFIG_UPROBE_EVENTS",
-        errno.ENOENT: "this kernel has no uprobes for perf: it needs CONFIG_UPROBE_EVENTS=y",
-        errno.ENODEV: "this kernel has no uprobes for perf: it needs CONFIG_UPROBE_EVENTS=y",
-        errno.ENOMEM: "the kernel is out of memory",
+        errno.EINVAL: "Linux 5.8 or newer is needed",
     }
     return ProbeError(f"the kernel refused to {what}: {os.strerror(code)}", hints.get(code, ""))
 
@@ -138,6 +132,8 @@ class Probe:
         # An exception inside a ctypes callback is printed, not raised: it only copies.
         self._callback = CALLBACK(self._copy_record)
         try:
+            # Without uprobes nothing will ever be seen: better said now than at the first library.
+            perf.uprobe_type()
             self._load(json.loads(bytecode.read_text(encoding="ascii")))
             self.set_wake_interval(wake_interval_ns)
         except BaseException:
@@ -228,27 +224,21 @@ class Probe:
             raise kernel_refusal(f"write the BPF map {name}", ctypes.get_errno())
 
     def attach(self, path: str, offset: int) -> Uprobe:
-        """Attach to the instruction at `offset` (bytes from the start) of the file at `path`, in every process.
-
-        Only ever an entry probe. A return probe rewrites the return address on the traced stack, and a C++ exception
-        that crosses that frame then ends the program: llama-server survives an exception in llama_process, and would
-        not.
-        """
-        name = f"moe_gpu_stabilizer_{os.getpid()}_{offset:x}".encode()
-        fd = self._bcc.bpf_attach_uprobe(
-            self._fds["on_call"], BPF_PROBE_ENTRY, name, os.fsencode(path), offset, EVERY_PROCESS, 0
-        )
-        if fd < 0:
-            raise kernel_refusal(f"attach a uprobe to {path}", ctypes.get_errno())
-        return Uprobe(self._bcc, fd)
+        """Attach to the instruction at `offset` bytes in the file at `path`, in every process."""
+        try:
+            return Uprobe(perf.attach(self._fds["on_call"], path, offset))
+        except OSError as error:
+            what = f"attach a uprobe at {offset:#x} in {path}"
+            if error.errno == errno.EINVAL:
+                raise ProbeError(f"the kernel refused to {what}: no probe can be set there") from None
+            raise kernel_refusal(what, error.errno or 0) from None
 
 
 class Uprobe:
     """One attached probe; close() takes the breakpoint out of every process."""
 
-    def __init__(self, bcc: ctypes.CDLL, fd: int) -> None:
-        self._bcc = bcc
-        self._fd = fd
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
 
     def close(self) -> None:
-        self._bcc.bpf_close_perf_event_fd(self._fd)
+        os.close(self._descriptor)

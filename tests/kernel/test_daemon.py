@@ -296,7 +296,7 @@ def test_status_says_for_whom_the_floor_is_up(start_daemon: Start, run: Run, lla
 
 
 def test_what_keeps_it_from_starting_is_one_clear_line(tmp_path: Path, package_root: Path) -> None:
-    """Without the right to load BPF programs, and without the library."""
+    """Without the right to load BPF programs, on a kernel without uprobes, and without the library."""
     config = tmp_path / "empty.conf"
     config.touch()
     command = [sys.executable, "-m", "moe_gpu_stabilizer", "--config", str(config)]
@@ -305,9 +305,18 @@ def test_what_keeps_it_from_starting_is_one_clear_line(tmp_path: Path, package_r
         ["sh", "-c", "ldconfig -p | sed -n 's/.*libbcc_bpf.so.0 .*=> //p'"], check=True, capture_output=True, text=True
     ).stdout.split()[0]
     no_library = ["unshare", "--mount", "sh", "-c", f'mount --bind /dev/null {library} && exec "$@"', "sh"]
+    no_uprobes = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs none /sys/bus/event_source/devices && exec "$@"',
+        "sh",
+    ]
     environment = {"RUNTIME_DIRECTORY": str(tmp_path / "run"), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     for prefix, said in (
         (no_rights, "the kernel refused to create the BPF map settings: Operation not permitted; run as root"),
+        (no_uprobes, "this kernel has no uprobes; it needs CONFIG_UPROBE_EVENTS=y"),
         (no_library, "install the package libbpfcc: apt-get install libbpfcc"),
     ):
         ended = subprocess.run(

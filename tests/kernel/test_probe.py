@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from moe_gpu_stabilizer.elf import function_offsets
+from moe_gpu_stabilizer.errors import ProbeError
 from moe_gpu_stabilizer.uprobes import KIND_CALL, KIND_EXEC, VERDICT_COUNTS, Probe, Uprobe, Wake
 from tests.kernel.conftest import Llama
 from tests.support import wait_until
@@ -166,6 +169,7 @@ def test_closing_a_uprobe_leaves_the_code_as_it_was(probe: Probe, llama: Llama, 
 HOLDER = """
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from moe_gpu_stabilizer.uprobes import Probe
 probe = Probe(1)
 uprobe = probe.attach(sys.argv[1], int(sys.argv[2]))
@@ -186,3 +190,25 @@ def test_a_killed_holder_leaves_no_probe(llama: Llama, run: Callable[..., Worklo
             os.kill(holder.pid, signal.SIGKILL)
         wait_until(lambda: code_in_memory(workload.pid, llama.library, offset) == original, "the breakpoint gone")
         workload.do("call 1")
+
+
+def test_a_place_that_cannot_hold_a_probe_is_refused_and_nothing_is_left_behind(probe: Probe, llama: Llama) -> None:
+    """BCC's own way of attaching would leave an event in the kernel's global list of uprobes here."""
+    with tracefs() as events:
+        before = events.read_text()
+        with pytest.raises(ProbeError, match=r"no probe can be set there"):
+            probe.attach(str(llama.library), 1 << 40)
+        with pytest.raises(ProbeError, match=r"No such file or directory"):
+            probe.attach("/nonexistent", 0)
+        assert events.read_text() == before
+
+
+@contextmanager
+def tracefs() -> Iterator[Path]:
+    """The kernel's list of the uprobes that were made through tracefs."""
+    with TemporaryDirectory() as directory:
+        subprocess.run(["mount", "-t", "tracefs", "tracefs", directory], check=True)
+        try:
+            yield Path(directory) / "uprobe_events"
+        finally:
+            subprocess.run(["umount", directory], check=True)
