@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,16 +63,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command and not options.demo:
         parser.error(f"what is {options.command[0]!r}? A command goes with --demo, after --")
     try:
-        return run(options)
+        status = run(options)
+        sys.stdout.flush()
+        return status
     except StabilizerError as error:
         print(f"moe-gpu-stabilizer: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader of our output has left (`--check | head`).
-        sys.stderr.close()
-        return 0
+    except OSError as error:
+        # Writing what there is to say has failed; the interpreter would try once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader has left: `--check | head`
+            return 0
+        print(f"moe-gpu-stabilizer: {error.strerror or error}", file=sys.stderr)
+        return 1
 
 
 def run(options: argparse.Namespace) -> int:
@@ -112,10 +118,9 @@ def show_status(as_json: bool) -> int:
     from .runtime import Runtime
     from .status import render
 
-    runtime = Runtime()
-    status = runtime.load_status() if runtime.is_locked() else None
+    status = Runtime().load_status()
     if status is None:
-        raise StabilizerError("the daemon is not running", "start it: systemctl start moe-gpu-stabilizer")
+        raise StabilizerError("the daemon is not running", "start it, as root: moe-gpu-stabilizer")
     print(json.dumps(status, indent=2) if as_json else render(status))
     return 0
 
@@ -126,9 +131,14 @@ def restore() -> int:
     from .runtime import Runtime
 
     runtime = Runtime()
-    if runtime.is_locked():
+    if runtime.load_status():
         print("a daemon is running; it gives back its floor itself")
         return 0
+    if not runtime.directory.exists():
+        print("nothing to give back")
+        return 0
+    # A daemon that starts this very moment undoes it itself.
+    runtime.lock()
     baseline_hz = Floor(runtime).undo_left_over()
     print("nothing to give back" if baseline_hz is None else f"floor {mhz(baseline_hz)} (restored)")
     return 0

@@ -78,6 +78,8 @@ def load(path: Path | None = None) -> Settings:
     """
     try:
         text = (path or DEFAULT_PATH).read_text(encoding="utf-8")
+        if "\0" in text:
+            raise ConfigError(f"{path or DEFAULT_PATH}: not a text file: it contains a NUL")
     except FileNotFoundError:
         if path is None:
             return Settings()

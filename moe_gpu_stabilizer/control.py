@@ -73,7 +73,7 @@ class FloorControl:
 
     def look_for_node(self) -> None:
         """Find the GPU's node where there is none yet, and notice when it has gone."""
-        if self.node and (self.node.directory / "min_freq").exists():
+        if self.node and self.node.is_there():
             return
         if self.node:
             # What was asked of a node goes with it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import os
 from pathlib import Path
 
 from .errors import DevfreqError
@@ -29,6 +30,9 @@ GPU_NODES = (
     "*.gpu",
 )
 
+# Frequencies are 64-bit numbers.
+MOST_DIGITS = 20
+
 # devfreq keeps limits in kHz and may round a frequency to that.
 ROUNDING_HZ = 1000
 
@@ -40,6 +44,10 @@ def mhz(frequency_hz: int) -> str:
 
 def same_frequency(one_hz: int, other_hz: int) -> bool:
     return abs(one_hz - other_hz) < ROUNDING_HZ
+
+
+def is_frequency(text: str) -> bool:
+    return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 class Node:
@@ -55,6 +63,9 @@ class Node:
     def __str__(self) -> str:
         return str(self.directory)
 
+    def is_there(self) -> bool:
+        return os.path.exists(self.directory / "min_freq")
+
     def read(self, attribute: str) -> str:
         path = self.directory / attribute
         try:
@@ -64,7 +75,7 @@ class Node:
 
     def read_hz(self, attribute: str) -> int:
         text = self.read(attribute)
-        if not text.isdigit():
+        if not is_frequency(text):
             raise DevfreqError(f"{self.directory / attribute} reads {text[:40]!r}, not a frequency")
         return int(text)
 
@@ -79,9 +90,10 @@ class Node:
     def available_hz(self) -> list[int]:
         """The frequencies that the driver lists, ascending; empty where it lists none."""
         try:
-            return sorted(int(word) for word in self.read("available_frequencies").split() if word.isdigit())
+            words = self.read("available_frequencies").split()
         except DevfreqError:
             return []
+        return sorted(int(word) for word in words if is_frequency(word))
 
     def floor_hz(self, wanted_hz: int | None) -> int:
         """The floor to set: `wanted_hz`, else the highest available frequency; never above max_freq."""
@@ -103,8 +115,8 @@ class Node:
 def find(configured: str = "", class_directory: Path = CLASS_DIRECTORY) -> Node | None:
     """Return the configured node, else the board's GPU; None where there is none (yet: some register at first use)."""
     if configured:
-        directory = Path(configured)
-        return Node(directory) if (directory / "min_freq").exists() else None
+        node = Node(Path(configured))
+        return node if node.is_there() else None
     nodes = candidates(class_directory)
     return nodes[0] if nodes else None
 

@@ -70,7 +70,7 @@ class Floor:
 
     def _undo(self, raised: Raised) -> int | None:
         node = Node(Path(raised.node))
-        if not (node.directory / "min_freq").exists():
+        if not node.is_there():
             # The node went away, and with it what was asked of it.
             self._runtime.forget_raised()
             return None

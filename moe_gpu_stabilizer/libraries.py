@@ -134,14 +134,14 @@ class Finder:
     def without_functions(self) -> set[str]:
         """What the owner should know is not watched: a libllama without the functions, a pattern without a hit."""
         lying = self.lying_about()
-        watched = {version for version in lying if self._offsets.get(version)}
-        cores = {place.path for version, place in lying.items() if CORE_NAME.match(os.path.basename(place.path))}
+        watched = {place.path for version, place in lying.items() if self._offsets.get(version)}
+        cores = {place.path for place in lying.values() if CORE_NAME.match(os.path.basename(place.path))}
         in_vain = {
             pattern
             for pattern in self.patterns
-            if not any(Version.of(os.stat(path)) in watched for path in glob.glob(pattern) if os.path.exists(path))
+            if not any(os.path.realpath(path) in watched for path in glob.glob(pattern))
         }
-        return in_vain | (cores - {lying[version].path for version in watched})
+        return in_vain | (cores - watched)
 
     def _visit_processes(self, now_ns: int) -> None:
         alive = every_pid_and_inode(self._proc)

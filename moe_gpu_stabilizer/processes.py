@@ -75,6 +75,21 @@ def identify(pid: int, proc: Path = PROC) -> Process:
     return Process(pid, int(_stat_fields(proc / str(pid))[START_TIME_FIELD]))
 
 
+def is_running(process: Process, proc: Path = PROC) -> bool:
+    """Is this very process still there? Where /proc hides other users' processes, one with its id must do."""
+    try:
+        return identify(process.tgid, proc) == process
+    except ProcessVanishedError:
+        pass
+    try:
+        os.kill(process.tgid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return False  # it can be signalled, so /proc would show it: another has come and gone
+
+
 def launch_of(pid: int, proc: Path = PROC) -> Launch:
     """Return argv and environment. Raises ProcessVanishedError, and PermissionError for another user's without root."""
     directory = proc / str(pid)

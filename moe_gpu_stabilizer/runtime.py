@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import StabilizerError
+from .policy import Process
+from .processes import is_running
 
 DEFAULT_DIRECTORY = Path("/run/moe-gpu-stabilizer")
 
@@ -43,29 +45,18 @@ class Runtime:
             raise StabilizerError(f"cannot make {self.directory}: {error.strerror}") from None
 
     def lock(self) -> None:
-        """Hold the lock until this process ends. Raises StabilizerError where another daemon holds it."""
+        """Hold the lock until this process ends. Raises StabilizerError where another daemon holds it.
+
+        The file is root's alone: whoever may open it could hold the lock, and so keep the daemon from starting.
+        """
         path = self.directory / "lock"
         try:
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StabilizerError("another moe-gpu-stabilizer is running", "see moe-gpu-stabilizer --status") from None
         except OSError as error:
             raise StabilizerError(f"cannot lock {path}: {error.strerror}") from None
-
-    def is_locked(self) -> bool:
-        """Is a daemon running? Needs no right to write."""
-        try:
-            descriptor = os.open(self.directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
 
     def save_raised(self, raised: Raised) -> None:
         """Note what is to be undone, before it is done. Raises StabilizerError: then nothing may be raised."""
@@ -90,8 +81,12 @@ class Runtime:
         self._write(self._status, status)
 
     def load_status(self) -> dict[str, Any] | None:
+        """What the running daemon has published; None where none runs, as far as this user can tell."""
         status = self._read(self._status)
-        return status if isinstance(status, dict) else None
+        try:
+            return status if status and is_running(Process(int(status["pid"]), int(status["start_ticks"]))) else None
+        except (LookupError, TypeError, ValueError):
+            raise StabilizerError(f"{self._status} is damaged", "restart the daemon") from None
 
     def forget_status(self) -> None:
         self._status.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 from . import __version__, policy
 from .devfreq import Node, mhz
 from .libraries import Library
-from .processes import printable
+from .processes import identify, printable
 from .settings import Settings
 from .tracker import Known
 
@@ -54,6 +54,7 @@ def snapshot(
     return {
         "version": __version__,
         "pid": os.getpid(),
+        "start_ticks": identify(os.getpid()).start_ticks,
         "written_at": time.time(),
         "node": None if node is None else str(node),
         "floor_hz": floor_hz,

@@ -57,7 +57,7 @@ class Tracker:
         try:
             process = identify(tgid)
             meter = before.meter if before else ThreadMeter(tgid)
-            known = Known(process, pidfd, name_of(tgid), self._verdict(tgid), meter)
+            known = Known(process, pidfd, name_of(tgid), judge_now(tgid, self.settings), meter)
             if identify(tgid) != process:
                 raise ProcessVanishedError
             self._table.set_verdict(tgid, known.verdict.counts)
@@ -76,12 +76,13 @@ class Tracker:
             os.close(known.pidfd)
         return known
 
-    def _verdict(self, tgid: int) -> Verdict:
-        user_ids = self.settings.user_ids
-        if user_ids and user_id_of(tgid) not in user_ids:
-            return Verdict(False, "its user is not in STABILIZER_USERS")
-        launch = launch_of(tgid)
-        return judge_launch(launch.cmdline, launch.environ, self.settings.moe_flags)
+
+def judge_now(tgid: int, settings: Settings) -> Verdict:
+    """Judge the process that has this tgid now. Raises ProcessVanishedError, and PermissionError without root."""
+    if settings.user_ids and user_id_of(tgid) not in settings.user_ids:
+        return Verdict(False, "its user is not in STABILIZER_USERS")
+    launch = launch_of(tgid)
+    return judge_launch(launch.cmdline, launch.environ, settings.moe_flags)
 
 
 def _pidfd(tgid: int) -> int:

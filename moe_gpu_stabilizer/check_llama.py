@@ -1,0 +1,164 @@
+"""For --check: which libllama there is to watch, who uses it, and what the daemon would make of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import psutil
+
+from . import status
+from .fanotify import FileId
+from .kernel_support import AS_ROOT, Finding
+from .libraries import MOST_READ_PER_SCAN, Finder, Library
+from .processes import PROC, ProcessVanishedError, printable
+from .settings import Settings
+from .tracker import judge_now
+
+MOST_NAME_CHARACTERS = 60
+
+llama_finding = partial(Finding, "llama.cpp")
+
+
+@dataclass(frozen=True)
+class WatchedLibrary:
+    path: str
+    functions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class UnwatchedLibrary:
+    """A libllama, or a pattern of STABILIZER_LIBRARIES, that gives nothing to watch."""
+
+    path: str
+    configured: bool
+    readable: bool
+
+
+@dataclass(frozen=True)
+class UsingProcess:
+    """A process that uses a watched library. `counts` is None where its launch cannot be read."""
+
+    pid: int
+    user: str
+    name: str
+    counts: bool | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Llama:
+    """What there is of llama.cpp."""
+
+    libraries: tuple[WatchedLibrary, ...]
+    unwatched: tuple[UnwatchedLibrary, ...]
+    processes: tuple[UsingProcess, ...]
+    unseen_processes: int | None  # None: /proc shows only one's own
+
+
+def look_at_llama(settings: Settings, places: Sequence[str]) -> Llama:
+    """Look as the daemon does, with the rights of this user."""
+    finder = Finder(settings.libraries, places)
+    libraries = scan_all(finder)
+    listed = {process.pid: process.info for process in psutil.process_iter(["name", "username", "memory_info"])}
+    return Llama(
+        libraries=tuple(
+            WatchedLibrary(printable(library.place.path), tuple(sorted(library.offsets)))
+            for library in sorted(libraries.values(), key=lambda library: library.place.path)
+        ),
+        unwatched=tuple(look_at_unwatched(finder)),
+        processes=tuple(look_at_processes(finder, libraries, listed, settings)),
+        unseen_processes=count_unseen(finder, listed),
+    )
+
+
+def scan_all(finder: Finder) -> Mapping[FileId, Library]:
+    """Scan until every file has been read: a daemon has many ticks for that, and this is one look."""
+    now_ns = time.monotonic_ns()
+    libraries = finder.scan(now_ns)
+    files = set(finder.lying_about()).union(*(visit.uses for visit in finder.visits.values()))
+    for _ in range(len(files) // MOST_READ_PER_SCAN):
+        libraries = finder.scan(now_ns)
+    return libraries
+
+
+def look_at_unwatched(finder: Finder) -> Iterator[UnwatchedLibrary]:
+    try:
+        paths = sorted(finder.without_functions())
+    except OSError:  # a file went while it was looked at
+        return
+    for path in paths:
+        configured = path in finder.patterns
+        yield UnwatchedLibrary(printable(path), configured, configured or os.access(path, os.R_OK))
+
+
+def look_at_processes(
+    finder: Finder, libraries: Mapping[FileId, Library], listed: Mapping[int, dict[str, Any]], settings: Settings
+) -> Iterator[UsingProcess]:
+    """Judge the processes that use a library, as the daemon would at their next call."""
+    for pid, visit in sorted(finder.visits.items()):
+        if pid not in listed or not any(version.file in libraries for version in visit.uses):
+            continue
+        counts: bool | None
+        try:
+            verdict = judge_now(pid, settings)
+            counts, reason = verdict.counts, verdict.reason
+        except ProcessVanishedError:
+            continue
+        except PermissionError:
+            counts, reason = None, "its arguments and environment cannot be read"
+        user, name = (printable(listed[pid][key] or "?")[:MOST_NAME_CHARACTERS] for key in ("username", "name"))
+        yield UsingProcess(pid, user, name, counts, printable(reason))
+
+
+def count_unseen(finder: Finder, listed: Mapping[int, dict[str, Any]]) -> int | None:
+    """How many processes could not be looked into; None where /proc hides other users' (its mount option hidepid)."""
+    if not os.path.exists(PROC / "1"):
+        return None
+    # Kernel threads and zombies have no memory, and no library in it; None is a process that hides even that.
+    memory = {pid: info["memory_info"] for pid, info in listed.items()}
+    closed = [pid for pid, visit in finder.visits.items() if not visit.readable and pid in memory]
+    return len([pid for pid in closed if memory[pid] is None or memory[pid].vms > 0])
+
+
+def llama_findings(llama: Llama, as_root: bool) -> Iterator[Finding]:
+    """Judge what was seen. Pure, as all below."""
+    for library in llama.libraries:
+        yield llama_finding("library", "ok", f"{library.path} ({', '.join(library.functions)})")
+    if not llama.libraries:
+        yield llama_finding("library", "note", "none found yet; the service attaches when one is in use")
+    for unwatched in llama.unwatched:
+        yield unwatched_finding(unwatched, as_root)
+    for process in llama.processes:
+        says = {True: "counts", False: "is ignored", None: "unknown"}[process.counts]
+        text = f"pid {process.pid} {process.name} ({process.user}) {says}: {process.reason}"
+        yield llama_finding("process", "unknown" if process.counts is None else "ok", text)
+    if llama.libraries and not llama.processes and llama.unseen_processes == 0:
+        yield llama_finding("process", "ok", "none is running with these libraries")
+    if llama.unseen_processes != 0:
+        yield unseen_finding(llama.unseen_processes, as_root)
+
+
+def unwatched_finding(unwatched: UnwatchedLibrary, as_root: bool) -> Finding:
+    if not unwatched.readable:
+        text = f"{unwatched.path} cannot be read"
+        return llama_finding("library", "note", text) if as_root else llama_finding("library", "unknown", text, AS_ROOT)
+    if unwatched.configured:
+        seen = "" if as_root else " that this user can see"
+        text = f"STABILIZER_LIBRARIES has {unwatched.path}, which gives nothing to watch{seen}"
+        remedy = "it should match a libllama that exports llama_decode, or a static llama-server"
+        return llama_finding("library", "note", text, remedy)
+    return llama_finding("library", "note", f"{unwatched.path} has no llama_decode: not watched")
+
+
+def unseen_finding(unseen: int | None, as_root: bool) -> Finding:
+    """Say what could not be looked into. What root cannot see, the service cannot either."""
+    which = "processes" if unseen is None else status.counted(unseen, "process", "processes")
+    if as_root:
+        return llama_finding("process", "note", f"{which} cannot be looked into, even by root")
+    text = f"{which} of other users cannot be seen without root, nor libraries in places that are closed to you"
+    return llama_finding("process", "unknown", text, AS_ROOT)
