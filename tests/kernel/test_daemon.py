@@ -112,6 +112,37 @@ def test_one_long_call_keeps_the_floor_up(start_daemon: Start, run: Run, llama: 
     assert daemon.log.count("inference)") == 1
 
 
+def test_a_long_call_that_is_heard_of_late_still_raises_the_floor(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    """The daemon does not get to run for longer than a hold, as on a machine that swaps."""
+    daemon = start_daemon(libraries=llama.library, hold_seconds=0.5)
+    with run() as workload:
+        daemon.send(signal.SIGSTOP)
+        workload.begin("busy 5000")
+        stays(lambda: given_back(node), 1, "nobody raises it")
+        daemon.send(signal.SIGCONT)
+        wait_until(lambda: raised(node), "the floor up")
+        stays(lambda: raised(node), 2, "the call goes on")
+        workload.finish()
+        wait_until(lambda: given_back(node), "the floor given back", seconds=5)
+
+
+def test_a_daemon_that_could_not_run_for_a_while_still_gives_the_floor_back(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library, hold_seconds=0.5)
+    with run() as workload:
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up")
+        daemon.send(signal.SIGSTOP)
+        # Soon after the first call, so that the kernel sees no need to wake the daemon for it.
+        workload.do("call 1")
+        stays(lambda: raised(node), 1, "nobody gives it back")
+        daemon.send(signal.SIGCONT)
+        wait_until(lambda: given_back(node), "the floor given back", seconds=5)
+
+
 def test_a_call_that_only_sleeps_loses_the_floor(start_daemon: Start, run: Run, llama: Llama, node: PlainNode) -> None:
     start_daemon(libraries=llama.library, hold_seconds=0.5)
     with run() as workload:
