@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .errors import ProbeError
-from .fanotify import FileId
-from .libraries import Library, Version
+from .files import FileId, Version
+from .libraries import Library
 
 
 class Closable(Protocol):
@@ -107,14 +107,16 @@ class Bindings:
             self._let_go(file)
 
     def _attach(self, library: Library) -> Binding:
-        descriptor = os.open(library.place.openable, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = library.place.open(library.version)
+        if descriptor is None:
+            raise ProbeError("it has gone or changed since it was looked at")
         binding = Binding(library, descriptor, [])
         try:
             # Watched first, compared then: a write in between is either heard of or seen.
             if self._watcher:
                 self._watcher.add(binding.path_by_descriptor)
             if Version.of(os.fstat(descriptor)) != library.version:
-                raise ProbeError("it changed while it was looked at")
+                raise ProbeError("it is being rewritten")
             for offset in sorted(set(library.offsets.values())):
                 binding.probes.append(self._attacher.attach(binding.path_by_descriptor, offset))
             return binding

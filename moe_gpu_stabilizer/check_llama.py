@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 
 from . import status
-from .fanotify import FileId
+from .files import FileId
 from .kernel_support import AS_ROOT, Finding
-from .libraries import MOST_READ_PER_SCAN, Finder, Library
+from .libraries import Finder, Library
 from .processes import PROC, ProcessVanishedError, printable
 from .settings import Settings
 from .tracker import judge_now
@@ -63,7 +63,7 @@ class Llama:
 def look_at_llama(settings: Settings, places: Sequence[str]) -> Llama:
     """Look as the daemon does, with the rights of this user."""
     finder = Finder(settings.libraries, places)
-    libraries = scan_all(finder)
+    libraries = finder.scan(time.monotonic_ns())
     listed = {process.pid: process.info for process in psutil.process_iter(["name", "username", "memory_info"])}
     return Llama(
         libraries=tuple(
@@ -74,16 +74,6 @@ def look_at_llama(settings: Settings, places: Sequence[str]) -> Llama:
         processes=tuple(look_at_processes(finder, libraries, listed, settings)),
         unseen_processes=count_unseen(finder, listed),
     )
-
-
-def scan_all(finder: Finder) -> Mapping[FileId, Library]:
-    """Scan until every file has been read: a daemon has many ticks for that, and this is one look."""
-    now_ns = time.monotonic_ns()
-    libraries = finder.scan(now_ns)
-    files = set(finder.lying_about()).union(*(visit.uses for visit in finder.visits.values()))
-    for _ in range(len(files) // MOST_READ_PER_SCAN):
-        libraries = finder.scan(now_ns)
-    return libraries
 
 
 def look_at_unwatched(finder: Finder) -> Iterator[UnwatchedLibrary]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import selectors
 import signal
 import time
@@ -39,7 +40,9 @@ class Daemon:
         self._selector = selectors.DefaultSelector()
         self._control = FloorControl(settings, runtime, self._troubles)
         self._probe = Probe(settings.hold_ns // WAKES_PER_HOLD)
-        self._rebinder = Rebinder(self._probe, settings.libraries, self._troubles)
+        self._rebinder = Rebinder(
+            self._probe, settings.libraries, self._troubles, self._selector, changed=lambda: self._publish()
+        )
         self._tracker = Tracker(self._probe, settings)
         self._state = policy.State(settings.hold_ns)
         self._next_tick_ns = 0
@@ -47,13 +50,16 @@ class Daemon:
 
     def run(self) -> None:
         """Watch until SIGTERM or SIGINT, and leave the clock as it was found."""
+        # A descriptor for each probe and each process that calls: the usual 1,024 may be too few.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         signals = listen_for_signals()
         self._selector.register(signals, selectors.EVENT_READ, lambda: self._on_signals(signals))
         self._selector.register(self._probe.fileno(), selectors.EVENT_READ, self._on_wakes)
-        if self._rebinder.watch:
-            self._selector.register(self._rebinder.watch.fileno(), selectors.EVENT_READ, self._on_writes)
         try:
             self._control.undo_left_over()
+            self._control.look_for_node()
+            self._rebinder.rebind_and_wait()
             self._tick()
             logger.info("ready: %s", self._describe())
             notify(READY=1)
@@ -64,12 +70,15 @@ class Daemon:
 
     def _wait(self) -> None:
         """Handle what happens until the next deadline, then what is due."""
-        deadline_ns = min(self._next_tick_ns, self._state.timer_ns or self._next_tick_ns)
+        deadlines_ns = (self._next_tick_ns, self._state.timer_ns, self._rebinder.deadline_ns)
+        deadline_ns = min(deadline for deadline in deadlines_ns if deadline is not None)
         for key, _ in self._selector.select(max(0, deadline_ns - time.monotonic_ns()) / NANOSECONDS):
             key.data()
-        if self._state.timer_ns is not None and self._state.timer_ns <= time.monotonic_ns():
+        if is_due(self._state.timer_ns):
             self._feed(policy.Tick())
-        if self._next_tick_ns <= time.monotonic_ns():
+        if is_due(self._rebinder.deadline_ns):
+            self._rebinder.on_deadline()
+        if is_due(self._next_tick_ns):
             self._tick()
 
     def _leave(self) -> None:
@@ -105,6 +114,11 @@ class Daemon:
         except ProcessVanishedError:
             self._forget(tgid)
             return None
+        except (OSError, StabilizerError) as error:
+            # Out of descriptors or memory, or /proc is closed to us. The kernel will ask again.
+            self._troubles.begin("judge", f"cannot judge pid {tgid}: {error}")
+            return None
+        self._troubles.end("judge", "processes can be judged again")
         if before is None:
             self._selector.register(known.pidfd, selectors.EVENT_READ, lambda: self._forget(tgid))
         if before is None or before.verdict != known.verdict:
@@ -119,10 +133,6 @@ class Daemon:
             self._selector.unregister(known.pidfd)
             self._feed(policy.ProcessGone(known.process))
         self._tracker.forget(tgid)
-
-    def _on_writes(self) -> None:
-        if self._rebinder.on_writes():
-            self._next_tick_ns = 0
 
     def _on_signals(self, signals: int) -> None:
         for number in os.read(signals, 64):
@@ -164,7 +174,7 @@ class Daemon:
         """Every few seconds: is the node there, which libraries are there, is anything left to be done?"""
         self._next_tick_ns = time.monotonic_ns() + self._settings.rebind_ns
         self._control.look_for_node()
-        self._rebinder.rebind(time.monotonic_ns())
+        self._rebinder.rebind()
         claimant = self._claimant()
         if claimant is not None and not self._control.raised_hz:
             self._control.raise_for(claimant)
@@ -213,10 +223,14 @@ class Daemon:
         notify(STATUS=status.headline(described))
 
 
+def is_due(deadline_ns: int | None) -> bool:
+    return deadline_ns is not None and deadline_ns <= time.monotonic_ns()
+
+
 def listen_for_signals() -> int:
     """Turn TERM, INT and HUP into bytes to read from the returned descriptor."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(writer)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: None)
     return reader

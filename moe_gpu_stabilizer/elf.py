@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .isolated import ChildError, call_in_child
+from .files import Place, Version
+from .isolated import Child
+from .settings import NANOSECONDS
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
 
 PROBED_FUNCTIONS = ("llama_decode", "llama_process", "llama_synchronize")
 
-# Seconds for one child. Reading a libllama takes 5 ms.
+# For one child. Reading a libllama takes 5 ms.
 READ_SECONDS = 5
 
 # libllama has about 1 MB of symbols; a big static program 20 MB. What claims more is not read.
@@ -35,26 +38,31 @@ EXECUTABLE = 1
 Offsets = dict[str, int]
 
 
-def read_offsets(file_descriptors: Sequence[int]) -> list[Offsets]:
-    """Return function_offsets() of each open file.
+class Reading:
+    """The symbols of some files, being read in a child. Readable, as Child is, when some of the answer has arrived."""
 
-    One child reads them all. Where a file makes it fail, each file gets a child of its own, and that file an empty
-    answer.
-    """
-    try:
-        answers: list[Offsets] = call_in_child(lambda: [function_offsets(fd) for fd in file_descriptors], READ_SECONDS)
-        return answers
-    except ChildError:
-        if len(file_descriptors) == 1:
-            return [{}]
-        return [offsets for fd in file_descriptors for offsets in read_offsets([fd])]
+    def __init__(self, files: Mapping[Version, Place]) -> None:
+        """Start it. Raises OSError where there is no memory, process or descriptor left."""
+        self.versions = list(files)
+        self.deadline_ns = time.monotonic_ns() + READ_SECONDS * NANOSECONDS
+        self.child = Child(lambda: [offsets_at(place, version) for version, place in files.items()])
+
+    def end(self) -> dict[Version, Offsets]:
+        """End the child and return what it has found. Raises ChildError where it has not come to an end by itself."""
+        return dict(zip(self.versions, self.child.end(), strict=True))
+
+
+def offsets_at(place: Place, version: Version) -> Offsets:
+    """Return function_offsets() of a file; nothing where it has gone or changed."""
+    descriptor = place.open(version)
+    return {} if descriptor is None else function_offsets(descriptor)
 
 
 def function_offsets(file_descriptor: int) -> Offsets:
     """Return the file offsets, in bytes, of those PROBED_FUNCTIONS that this 64-bit little-endian ELF file defines.
 
     Empty where it is no such file or defines none. A file that lies about itself may raise anything that pyelftools
-    and struct raise, which is why read_offsets() does this in a child. A uprobe's offset is st_value - p_vaddr +
+    and struct raise, which is why a Reading does this in a child. A uprobe's offset is st_value - p_vaddr +
     p_offset of the executable segment that holds the symbol.
     """
     from elftools.elf.elffile import ELFFile

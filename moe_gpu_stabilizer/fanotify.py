@@ -7,6 +7,8 @@ import os
 import struct
 from typing import NamedTuple
 
+from .files import FileId
+
 FAN_CLOEXEC = 0x1
 FAN_NONBLOCK = 0x2
 FAN_CLASS_NOTIF = 0x0
@@ -19,13 +21,6 @@ AT_FDCWD = -100
 # struct fanotify_event_metadata: event_len, vers, reserved, metadata_len, mask, fd, pid.
 EVENT = struct.Struct("=IBBHQii")
 READ_BYTES = 4096
-
-
-class FileId(NamedTuple):
-    """A file, by device and inode."""
-
-    device: int
-    inode: int
 
 
 class Write(NamedTuple):
@@ -85,5 +80,5 @@ class WriteWatch:
                 continue
             status = os.fstat(event_fd)
             os.close(event_fd)
-            writes.append(Write(FileId(status.st_dev, status.st_ino), bool(mask & FAN_CLOSE_WRITE), pid))
+            writes.append(Write(FileId.of(status), bool(mask & FAN_CLOSE_WRITE), pid))
         return writes

@@ -6,6 +6,7 @@ built to keep its reader busy. Both happen in a child that ends.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -13,11 +14,15 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import ConfigError, StabilizerError
+from .settings import NANOSECONDS
 
 CHUNK_BYTES = 65536
+NANOSECONDS_PER_MILLISECOND = 1_000_000
+FIRST_INHERITED_DESCRIPTOR = 3  # behind the three standard ones
+MOST_DESCRIPTORS = 1 << 30
 CHILD_MEMORY_BYTES = 1 << 30
 
 
@@ -25,42 +30,94 @@ class ChildError(StabilizerError):
     """The child died, or was ended because it took too long."""
 
 
+class Child:
+    """A function at work in a forked child. fileno() becomes readable when some of its answer has arrived."""
+
+    # Killed children that could not be waited for at once: one that waits for a dead disk ends when it can.
+    _unreaped: ClassVar[set[int]] = set()
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        """Start it. Raises OSError where there is no memory, process or descriptor left."""
+        self._reap()
+        self._reader, writer = os.pipe()
+        self._chunks: list[bytes] = []
+        self._complete = False
+        self._pid = os.fork()
+        if self._pid == 0:
+            _answer(function, writer)
+        os.close(writer)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def receive(self) -> bool:
+        """Take what has arrived; wait for some if none has. True when the answer is complete."""
+        chunk = os.read(self._reader, CHUNK_BYTES)
+        self._chunks.append(chunk)
+        self._complete = not chunk
+        return self._complete
+
+    def receive_until(self, deadline_ns: int) -> None:
+        """Receive until the answer is complete, or until that moment of CLOCK_MONOTONIC."""
+        poller = select.poll()
+        poller.register(self._reader, select.POLLIN)
+        while poller.poll(max(0, (deadline_ns - time.monotonic_ns()) / NANOSECONDS_PER_MILLISECOND)):
+            if self.receive():
+                return
+
+    def end(self) -> Any:
+        """End the child and return its answer.
+
+        A StabilizerError in the child is raised here as it was. Raises ChildError where the answer is not complete.
+        """
+        os.close(self._reader)
+        os.kill(self._pid, signal.SIGKILL)
+        self._unreaped.add(self._pid)
+        self._reap()
+        text = b"".join(self._chunks)
+        if not self._complete:
+            raise ChildError("took too long and was given up")
+        if not text:
+            raise ChildError("ended without an answer (out of memory?)")
+        answer = json.loads(text)
+        if "error" in answer:
+            kind, message, hint = answer["error"]
+            raise (ConfigError if kind == ConfigError.__name__ else StabilizerError)(message, hint)
+        return answer["value"]
+
+    @classmethod
+    def _reap(cls) -> None:
+        for pid in list(cls._unreaped):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                cls._unreaped.remove(pid)
+
+
 def call_in_child(function: Callable[[], Any], timeout_seconds: float) -> Any:
-    """Return what `function` returns in a forked child, as JSON carries it (tuples arrive as lists).
+    """Return what `function` returns in a child, as JSON carries it (tuples arrive as lists).
 
     A StabilizerError in the child is raised here as it was. Raises ChildError where the child takes longer than
     `timeout_seconds` or ends without an answer.
     """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _answer(function, reader, writer)
-    os.close(writer)
+    child = Child(function)
     try:
-        text = _read_until(reader, time.monotonic() + timeout_seconds)
-    finally:
-        os.close(reader)
-        # It has answered, or never will.
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    if text is None:
-        raise ChildError(f"took longer than {timeout_seconds:g} s and was given up")
-    if not text:
-        raise ChildError("ended without an answer (out of memory?)")
-    answer = json.loads(text)
-    if "error" in answer:
-        kind, message, hint = answer["error"]
-        raise (ConfigError if kind == ConfigError.__name__ else StabilizerError)(message, hint)
-    return answer["value"]
+        child.receive_until(time.monotonic_ns() + round(timeout_seconds * NANOSECONDS))
+    except BaseException:
+        with contextlib.suppress(StabilizerError):
+            child.end()
+        raise
+    return child.end()
 
 
-def _answer(function: Callable[[], Any], reader: int, writer: int) -> None:
+def _answer(function: Callable[[], Any], writer: int) -> None:
     """The child's whole life: it must never return into the parent's code.
 
     Any other exception ends it without an answer, which the parent understands.
     """
     try:
-        os.close(reader)
+        # Above all the probes: they live as long as any process holds their descriptors, and this child may outlive a
+        # daemon that is killed.
+        os.closerange(FIRST_INHERITED_DESCRIPTOR, writer)
+        os.closerange(writer + 1, MOST_DESCRIPTORS)
         resource.setrlimit(resource.RLIMIT_AS, (CHILD_MEMORY_BYTES, CHILD_MEMORY_BYTES))
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -73,16 +130,3 @@ def _answer(function: Callable[[], Any], reader: int, writer: int) -> None:
             json.dump(answer, pipe)
     finally:
         os._exit(0)
-
-
-def _read_until(reader: int, deadline: float) -> str | None:
-    """Read to the end of the pipe; None where the deadline (time.monotonic()) came first."""
-    chunks: list[bytes] = []
-    poller = select.poll()
-    poller.register(reader, select.POLLIN)
-    while poller.poll(max(0, round((deadline - time.monotonic()) * 1000))):
-        chunk = os.read(reader, CHUNK_BYTES)
-        if not chunk:
-            return b"".join(chunks).decode("utf-8")
-        chunks.append(chunk)
-    return None

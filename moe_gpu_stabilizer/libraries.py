@@ -9,13 +9,14 @@ from __future__ import annotations
 import glob
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
-from . import elf
-from .fanotify import FileId
+from .elf import Offsets, Reading
+from .files import FileId, Place, Version
+from .isolated import ChildError
 from .processes import PROC, ProcessVanishedError, every_pid_and_inode, read_proc
 
 # Where distributions, `cmake --install` and a build in place put libllama. No recursion: they are looked through at
@@ -38,8 +39,8 @@ MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ \S+ \d+ +(/(?:.*/)?liblla
 # libllama.so.0.5.0, libllama.v0.5.0.so; not libllama-common.so, which comes with it and has none of the functions.
 CORE_NAME = re.compile(r"libllama\.(so|v\d)")
 
-# Reading a file's symbols costs some milliseconds in a child process: a scan reads no more new ones than this.
-MOST_READ_PER_SCAN = 32
+# Reading a file's symbols takes some milliseconds. A child is given no more files than this.
+MOST_READ_AT_ONCE = 32
 
 # A process may load the library long after its start (a Python program that imports a binding). It is looked at when
 # it is new, again whenever the time it is known for has doubled, and at last about once a minute.
@@ -48,32 +49,13 @@ LAST_REVISIT_NS = 60_000_000_000
 NEVER_NS = 1 << 62
 
 
-class Version(NamedTuple):
-    """One content of a file: rewriting a file in place changes its times, not its inode."""
-
-    file: FileId
-    size_bytes: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> Version:
-        return cls(FileId(status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
-
-
-class Place(NamedTuple):
-    """Where a file is: as people know it, and as this process can open it, also inside a container or deleted."""
-
-    path: str
-    openable: str
-
-
 @dataclass(frozen=True)
 class Library:
     """A file worth probing. `offsets`: function name to file offset in bytes."""
 
     version: Version
     place: Place
-    offsets: elf.Offsets = field(hash=False)
+    offsets: Offsets = field(hash=False)
 
 
 @dataclass
@@ -95,16 +77,35 @@ class Finder:
         self.visits: dict[int, Visit] = {}
         self._places = tuple(places)
         self._proc = proc
-        self._offsets: dict[Version, elf.Offsets] = {}
+        self.reading: Reading | None = None
+        self._offsets: dict[Version, Offsets] = {}
+        # Files that were in a reading which failed: each is read once more, by itself.
+        self._suspects: set[Version] = set()
 
     def scan(self, now_ns: int) -> dict[FileId, Library]:
-        """Return what is worth probing now, by file. Files that are new and too many are left for the next scans."""
+        """Return what is worth probing, by file, and wait until all files have been read."""
+        found = self.look(now_ns)
+        while self.reading:
+            self.reading.child.receive_until(self.reading.deadline_ns)
+            self.finish_reading()
+            found = self.look(now_ns)
+        return found
+
+    def look(self, now_ns: int) -> dict[FileId, Library]:
+        """Return what is known to be worth probing, by file, without waiting.
+
+        New files are read meanwhile: look again when `reading` is complete, or its deadline has passed, and
+        finish_reading() called.
+        """
         self._visit_processes(now_ns)
         seen: dict[Version, Place] = {}
         for visit in self.visits.values():
             seen.update(visit.uses)
         seen.update(self.lying_about())
-        self._read_new(seen)
+        self._offsets = {version: offsets for version, offsets in self._offsets.items() if version in seen}
+        self._suspects &= set(seen)
+        if self.reading is None:
+            self._start_reading(seen)
         found: dict[FileId, Library] = {}
         # Of two contents of one file only the later is real: a process may have been visited before the rewrite.
         for version, place in sorted(seen.items(), key=lambda item: item[0].modified_ns):
@@ -123,12 +124,14 @@ class Finder:
     def lying_about(self) -> dict[Version, Place]:
         """The files that match a configured pattern or lie in a usual place."""
         versions: dict[Version, Place] = {}
-        for pattern in self.patterns + self._places:
+        for pattern in (*self.patterns, *self._places):
             for path in glob.glob(pattern):
                 try:
-                    versions.setdefault(Version.of(os.stat(path)), Place(os.path.realpath(path), path))
+                    status = os.stat(path)
                 except OSError:  # a dangling link, or deleted since
                     continue
+                if stat.S_ISREG(status.st_mode):
+                    versions.setdefault(Version.of(status), Place(os.path.realpath(path), path))
         return versions
 
     def without_functions(self) -> set[str]:
@@ -167,25 +170,35 @@ class Finder:
         except PermissionError:
             visit.readable = False
 
-    def _read_new(self, seen: dict[Version, Place]) -> None:
-        """Read the symbols of files that are not known yet, those that look like llama.cpp first."""
-        self._offsets = {version: offsets for version, offsets in self._offsets.items() if version in seen}
-        unread = [item for item in seen.items() if item[0] not in self._offsets]
-        unread.sort(key=lambda item: "llama" not in os.path.basename(item[1].path))
-        opened: dict[Version, int] = {}
+    def _start_reading(self, seen: dict[Version, Place]) -> None:
+        """Begin to read files that are not known yet: those that look like llama.cpp first, suspects last and alone."""
+        unread = {version: place for version, place in seen.items() if version not in self._offsets}
+        likely = [version for version, place in unread.items() if "llama" in os.path.basename(place.path)]
+        for choice, most in (
+            ([version for version in likely if version not in self._suspects], MOST_READ_AT_ONCE),
+            ([version for version in unread if version not in self._suspects], MOST_READ_AT_ONCE),
+            ([version for version in unread if version in self._suspects], 1),
+        ):
+            if choice:
+                self.reading = Reading({version: unread[version] for version in choice[:most]})
+                return
+
+    def finish_reading(self) -> None:
+        """Take what has been read. Files that made their reader fail, or take too long, are taken to have nothing."""
+        assert self.reading is not None
+        reading, self.reading = self.reading, None
         try:
-            for version, place in unread[:MOST_READ_PER_SCAN]:
-                self._offsets[version] = {}
-                try:
-                    descriptor = os.open(place.openable, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-                except OSError:  # deleted since, or not for us to read
-                    continue
-                opened[version] = descriptor
-            if opened:
-                self._offsets.update(zip(opened, elf.read_offsets(list(opened.values())), strict=True))
-        finally:
-            for descriptor in opened.values():
-                os.close(descriptor)
+            self._offsets.update(reading.end())
+        except ChildError:
+            if len(reading.versions) > 1:
+                self._suspects.update(reading.versions)
+            else:
+                self._offsets[reading.versions[0]] = {}
+
+    def close(self) -> None:
+        """Give up what is being read."""
+        if self.reading:
+            self.finish_reading()
 
 
 def files_used_by(directory: Path) -> Iterator[tuple[Version, Place]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import selectors
+import time
+from collections.abc import Callable, Sequence
 
 from .bindings import Attacher, Bindings
 from .fanotify import WriteWatch
@@ -15,12 +17,26 @@ logger = logging.getLogger(__name__)
 
 
 class Rebinder:
-    """Finds libraries, attaches to new ones, lets go of dead ones, and says so."""
+    """Finds libraries, attaches to new ones, lets go of dead ones, and says so.
 
-    def __init__(self, attacher: Attacher, patterns: Sequence[str], troubles: Troubles) -> None:
+    What it waits for, writes to probed files and the reading of new ones, it registers in the daemon's selector, with
+    the function to call as the key's data.
+    """
+
+    def __init__(
+        self,
+        attacher: Attacher,
+        patterns: Sequence[str],
+        troubles: Troubles,
+        selector: selectors.BaseSelector,
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called after libraries were attached or let go of outside of rebind()."""
         self._troubles = troubles
-        self.watch = self._watch_writes()
-        self._bindings = Bindings(attacher, self.watch)
+        self._selector = selector
+        self._changed = changed
+        self._watch = self._watch_writes()
+        self._bindings = Bindings(attacher, self._watch)
         self._finder = Finder(patterns)
 
     @property
@@ -28,16 +44,29 @@ class Rebinder:
         """The libraries that are probed now."""
         return self._bindings.libraries
 
+    @property
+    def deadline_ns(self) -> int | None:
+        """When on_deadline() is due (CLOCK_MONOTONIC); None while nothing is being read."""
+        return self._finder.reading.deadline_ns if self._finder.reading else None
+
     def look_elsewhere(self, patterns: Sequence[str]) -> None:
         """Use other configured paths and globs from now on."""
-        if tuple(patterns) != self._finder.patterns:
-            self._finder = Finder(patterns)
+        self._finder.patterns = tuple(patterns)
 
-    def rebind(self, now_ns: int) -> None:
-        """Look which libraries there are, and probe those."""
+    def rebind(self) -> None:
+        """Look which libraries there are, and probe those. New files are read meanwhile, and probed when they are."""
         for file in self._bindings.changed_unheard():
             self._finder.look_again(file)
-        change = self._bindings.update(self._finder.scan(now_ns))
+        before = self._finder.reading
+        try:
+            found = self._finder.look(time.monotonic_ns())
+        except OSError as error:  # out of descriptors, memory or processes: the next tick tries again
+            self._troubles.begin("look", f"cannot look for libraries: {error.strerror}")
+            return
+        self._troubles.end("look", "libraries can be looked for again")
+        if self._finder.reading and self._finder.reading is not before:
+            self._selector.register(self._finder.reading.child, selectors.EVENT_READ, self._on_reading)
+        change = self._bindings.update(found)
         for library in change.attached:
             logger.info("attached %s (%s)", printable(library.place.path), ", ".join(sorted(library.offsets)))
         for library in change.detached:
@@ -45,30 +74,56 @@ class Rebinder:
         for library, reason in change.failed:
             path = printable(library.place.path)
             self._troubles.begin(f"attach {library.version}", f"cannot attach to {path}: {reason}")
-        for path in self._finder.without_functions():
-            self._troubles.begin(f"useless {path}", f"nothing to watch in {printable(path)}: it has no llama_decode")
+        if not self._finder.reading:  # until all is read, a library may only seem to have nothing to watch
+            for path in self._finder.without_functions():
+                message = f"nothing to watch in {printable(path)}: it has no llama_decode"
+                self._troubles.begin(f"useless {path}", message)
 
-    def on_writes(self) -> bool:
-        """Let go of files that are being rewritten. Returns whether one is complete, so that rebind() is due now."""
-        assert self.watch is not None
-        complete = False
-        for write in self.watch.read():
-            library = self._bindings.written(write.file)
-            if library:
-                logger.info("detached %s: it is being rewritten", printable(library.place.path))
-            self._finder.look_again(write.file)
-            complete = complete or write.closed
-        return complete
+    def rebind_and_wait(self) -> None:
+        """rebind(), and wait for the files that look like llama.cpp, which are read first."""
+        self.rebind()
+        if self._finder.reading:
+            self._finder.reading.child.receive_until(self._finder.reading.deadline_ns)
+            self.on_deadline()
+
+    def on_deadline(self) -> None:
+        """New files have been read, or their reader has had its time."""
+        if self._finder.reading:
+            self._selector.unregister(self._finder.reading.child)
+            self._finder.finish_reading()
+            self.rebind()
+            self._changed()
 
     def close(self) -> None:
+        """Let go of everything."""
+        self._finder.close()
         self._bindings.close()
-        if self.watch:
-            self.watch.close()
+        if self._watch:
+            self._watch.close()
+
+    def _on_reading(self) -> None:
+        if self._finder.reading and self._finder.reading.child.receive():
+            self.on_deadline()
 
     def _watch_writes(self) -> WriteWatch | None:
         try:
-            return WriteWatch()
+            watch = WriteWatch()
         except OSError as error:
             # A library that is rewritten in place is then noticed at the next tick instead of at once.
             self._troubles.begin("fanotify", f"cannot hear of writes to libraries: {error.strerror}")
             return None
+        self._selector.register(watch, selectors.EVENT_READ, self._on_writes)
+        return watch
+
+    def _on_writes(self) -> None:
+        """Let go of files that are being rewritten, and look at them again as soon as one is complete."""
+        assert self._watch is not None
+        writes = self._watch.read()
+        for write in writes:
+            library = self._bindings.written(write.file)
+            if library:
+                logger.info("detached %s: it is being rewritten", printable(library.place.path))
+            self._finder.look_again(write.file)
+        if any(write.closed for write in writes):
+            self.rebind()
+        self._changed()

@@ -52,7 +52,8 @@ class Runtime:
         path = self.directory / "lock"
         try:
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Not flock(): a child that outlives a killed daemon would go on holding that.
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StabilizerError("another moe-gpu-stabilizer is running", "see moe-gpu-stabilizer --status") from None
         except OSError as error:

@@ -139,9 +139,13 @@ class RunningDaemon:
         """How often the daemon has gone to sleep since it started: once per wake-up."""
         return int(self._said_by_kernel("voluntary_ctxt_switches"))
 
-    @property
-    def is_asleep(self) -> bool:
-        return self._said_by_kernel("State").startswith("S")
+    def wait_until_quiet(self) -> None:
+        """Wait until the daemon has slept for half a second: what it does after its start is done."""
+        slept_since, woken = time.monotonic(), -1
+        while time.monotonic() < slept_since + 0.5:
+            if woken != self.times_woken:
+                slept_since, woken = time.monotonic(), self.times_woken
+            time.sleep(0.01)
 
     @property
     def pid(self) -> int:

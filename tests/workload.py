@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.support import wait_until
+
 SOURCE = Path(__file__).resolve().parent.parent / "moe_gpu_stabilizer" / "workload.c"
 ANSWER_SECONDS = 30
 
@@ -76,6 +78,16 @@ class Workload:
         """Give a command and wait for its end."""
         self.begin(command)
         return self.finish()
+
+    def become(self, command: str) -> None:
+        """Exec another program, and wait until it is that: what is written earlier, the old one would read."""
+        before = self.cmdline
+        self.begin(f"exec {command}")
+        wait_until(lambda: self.cmdline not in (before, b""), f"the exec of {command}")
+
+    @property
+    def cmdline(self) -> bytes:
+        return Path(f"/proc/{self.pid}/cmdline").read_bytes()
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

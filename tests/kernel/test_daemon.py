@@ -77,7 +77,7 @@ def test_an_ignored_process_never_wakes_the_daemon(start_daemon: Start, run: Run
     with run(counts=False) as workload:
         workload.do("call 1")
         daemon.wait_for_log(r"is ignored")
-        wait_until(lambda: daemon.is_asleep, "the daemon back in epoll")
+        daemon.wait_until_quiet()
         before = daemon.times_woken
         workload.do("call 100003")
         assert daemon.times_woken == before
@@ -187,7 +187,7 @@ def test_a_process_that_becomes_another_program_loses_the_floor_at_once(
     with run() as workload:
         workload.do("call 1")
         wait_until(lambda: raised(node), "the floor up")
-        workload.begin("exec /bin/sleep 60")
+        workload.become("/bin/sleep 60")
         wait_until(lambda: given_back(node), "the floor given back long before the hold is over", seconds=5)
 
 
@@ -198,7 +198,7 @@ def test_a_process_is_judged_again_when_it_becomes_another_program(
     with run(counts=False) as workload:
         workload.do("call 1")
         daemon.wait_for_log(rf"^pid {workload.pid} \(llama-server\) is ignored")
-        workload.begin(f"exec {llama.program} {daemon.flag}")
+        workload.become(f"{llama.program} {daemon.flag}")
         workload.do("call 1")
         wait_until(lambda: raised(node), "the floor up")
         daemon.wait_for_log(rf"^pid {workload.pid} \(llama-server\) counts")

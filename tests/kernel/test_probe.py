@@ -137,7 +137,7 @@ def test_a_full_ring_buffer_loses_nothing_that_matters(attached: Probe, run: Cal
 def test_exec_makes_a_process_unknown_again(attached: Probe, run: Callable[..., Workload], llama: Llama) -> None:
     with run() as workload:
         attached.set_verdict(workload.pid, counts=False)
-        workload.begin(f"exec {llama.program}")
+        workload.become(str(llama.program))
         wait_until(lambda: select.select([attached.fileno()], [], [], 0)[0], "a record of the exec")
         assert [wake.kind for wake in wakes_of(attached, workload)] == [KIND_EXEC]
         workload.do("call 1")
