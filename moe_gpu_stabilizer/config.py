@@ -22,20 +22,21 @@ DEFAULT_PATH = Path("/etc/default/moe-gpu-stabilizer")
 READ_SECONDS = 20
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(shlex.split(text))
-
-
-def _paths(text: str) -> tuple[str, ...]:
-    paths = tuple(path for path in text.split(":") if path)
-    if not all(path.startswith("/") for path in paths):
-        raise ValueError("not absolute")
-    return paths
+def _flags(text: str) -> tuple[str, ...]:
+    flags = tuple(shlex.split(text))
+    if "" in flags:
+        raise ValueError("would match every empty argument")
+    return flags
 
 
 def _path(text: str) -> str:
-    (path,) = _paths(text)
-    return path
+    if not text.startswith("/"):
+        raise ValueError("not absolute")
+    return text
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    return tuple(_path(path) for path in text.split(":") if path)
 
 
 def _user_ids(text: str) -> tuple[int, ...]:
@@ -61,7 +62,7 @@ KEYS = {
     "STABILIZER_HOLD_SECONDS": Key("hold_seconds", "a number of seconds from 0.2 to 60"),
     "STABILIZER_REBIND_SECONDS": Key("rebind_seconds", "a number of seconds from 0.2 to 3600"),
     "STABILIZER_LIBRARIES": Key("libraries", "absolute paths or globs, separated by colons", _paths),
-    "STABILIZER_MOE_FLAGS": Key("moe_flags", "command-line flags, separated by blanks", _words),
+    "STABILIZER_MOE_FLAGS": Key("moe_flags", "command-line flags, separated by blanks", _flags),
     "STABILIZER_USERS": Key(
         "user_ids", "names or numbers of existing users, separated by blanks, or empty for everyone", _user_ids
     ),

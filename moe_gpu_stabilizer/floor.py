@@ -41,6 +41,7 @@ class Floor:
                 return None
             raised = Raised(str(self.node), baseline_hz, (floor_hz,))
         else:
+            floor_hz = max(floor_hz, self.raised.baseline_hz)
             raised = replace(self.raised, written_hz=(*self.raised.written_hz[-1:], floor_hz))
         self._runtime.save_raised(raised)
         try:

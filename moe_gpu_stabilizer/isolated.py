@@ -20,6 +20,7 @@ from .errors import ConfigError, StabilizerError
 from .settings import NANOSECONDS
 
 CHUNK_BYTES = 65536
+KILL_SECONDS = 0.1
 NANOSECONDS_PER_MILLISECOND = 1_000_000
 FIRST_INHERITED_DESCRIPTOR = 3  # behind the three standard ones
 MOST_DESCRIPTORS = 1 << 30
@@ -72,6 +73,9 @@ class Child:
         """
         os.close(self._reader)
         os.kill(self._pid, signal.SIGKILL)
+        # Dead within a moment, unless it waits for a disk that does not answer: then it is left for later.
+        with open(os.pidfd_open(self._pid), "rb") as pidfd:
+            select.select([pidfd], [], [], KILL_SECONDS)
         self._unreaped.add(self._pid)
         self._reap()
         text = b"".join(self._chunks)
@@ -126,7 +130,8 @@ def _answer(function: Callable[[], Any], writer: int) -> None:
             answer = {"value": function()}
         except StabilizerError as error:
             answer = {"error": [type(error).__name__, error.message, error.hint]}
+        text = json.dumps(answer)
         with open(writer, "w", encoding="utf-8") as pipe:
-            json.dump(answer, pipe)
+            pipe.write(text)
     finally:
         os._exit(0)

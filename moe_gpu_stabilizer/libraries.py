@@ -167,7 +167,7 @@ class Finder:
             visit.next_ns = NEVER_NS
         except ProcessVanishedError:
             pass
-        except PermissionError:
+        except OSError:  # another user's, without root; or its executable lies where no disk answers
             visit.readable = False
 
     def _start_reading(self, seen: dict[Version, Place]) -> None:

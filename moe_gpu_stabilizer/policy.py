@@ -23,6 +23,9 @@ from typing import NamedTuple
 FIRST_QUESTION_OF_HOLD = 2
 QUESTIONS_PER_HOLD = 4
 
+# The first look at a thread has nothing to compare its CPU time with.
+LOOKS_THAT_TELL = 2
+
 
 class Process(NamedTuple):
     """One process for good: the kernel reuses a tgid, but never with the same start time."""
@@ -37,6 +40,7 @@ class Claim:
 
     last_in_flight_ns: int
     ask_at_ns: int
+    looks: int = 0  # at the thread, since the last call: the first has nothing to compare with
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ def step(state: State, event: Event, now_ns: int) -> tuple[State, list[Action]]:
         asked = [AskWork(process) for process in due]
         for process in due:
             # Ask again even if no answer comes, but not at once.
-            after = _with_claim(after, process, state.claims[process].last_in_flight_ns, now_ns)
+            after = _with_claim(after, process, _ask_later(state.claims[process], state.hold_ns, now_ns))
     else:
         after = _apply(state, event, now_ns)
     return _with_effects(state, after, asked, "stop" if isinstance(event, Stop) else "idle")
@@ -169,7 +173,7 @@ def _apply(state: State, event: Event, now_ns: int) -> State:
     if isinstance(event, HoldChanged):
         changed = replace(state, hold_ns=event.hold_ns)
         for process, claim in state.claims.items():
-            changed = _with_claim(changed, process, claim.last_in_flight_ns, now_ns)
+            changed = _with_claim(changed, process, _ask_later(claim, event.hold_ns, now_ns))
         return changed
     return State(hold_ns=state.hold_ns, timer_ns=state.timer_ns, stopped=True)
 
@@ -185,28 +189,30 @@ def _call_seen(state: State, event: CallSeen, now_ns: int) -> State:
     claim = state.claims.get(event.process)
     if claim and claim.last_in_flight_ns >= in_flight_ns:
         return state
-    renewed = Claim(in_flight_ns, max(now_ns, in_flight_ns + first_question_ns))
-    return replace(state, claims={**state.claims, event.process: renewed})
+    return _with_claim(state, event.process, Claim(in_flight_ns, max(now_ns, in_flight_ns + first_question_ns)))
 
 
 def _thread_checked(state: State, event: ThreadChecked, now_ns: int) -> State:
     claim = state.claims.get(event.process)
     if claim is None:
         return state
+    claim = replace(claim, looks=claim.looks + 1)
     if event.at_work:
-        return _with_claim(state, event.process, now_ns, now_ns)
-    if claim.last_in_flight_ns + state.hold_ns <= now_ns:
+        claim = _ask_later(replace(claim, last_in_flight_ns=now_ns), state.hold_ns, now_ns)
+    elif claim.looks >= LOOKS_THAT_TELL and claim.last_in_flight_ns + state.hold_ns <= now_ns:
         return replace(state, claims={p: c for p, c in state.claims.items() if p != event.process})
-    return state
+    return _with_claim(state, event.process, claim)
 
 
-def _with_claim(state: State, process: Process, last_in_flight_ns: int, now_ns: int) -> State:
-    """Renew a claim. The next question is a fraction of a hold away, and one falls on the very end of the hold."""
-    end_ns = last_in_flight_ns + state.hold_ns
-    ask_at_ns = now_ns + state.hold_ns // QUESTIONS_PER_HOLD
-    if now_ns < end_ns:
-        ask_at_ns = min(ask_at_ns, end_ns)
-    return replace(state, claims={**state.claims, process: Claim(last_in_flight_ns, ask_at_ns)})
+def _ask_later(claim: Claim, hold_ns: int, now_ns: int) -> Claim:
+    """Plan the next question: a fraction of a hold away, but one falls on the very end of the hold."""
+    end_ns = claim.last_in_flight_ns + hold_ns
+    ask_at_ns = now_ns + hold_ns // QUESTIONS_PER_HOLD
+    return replace(claim, ask_at_ns=min(ask_at_ns, end_ns) if now_ns < end_ns else ask_at_ns)
+
+
+def _with_claim(state: State, process: Process, claim: Claim) -> State:
+    return replace(state, claims={**state.claims, process: claim})
 
 
 def _without(state: State, process: Process) -> State:

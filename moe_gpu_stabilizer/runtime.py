@@ -69,8 +69,11 @@ class Runtime:
         if saved is None:
             return None
         try:
-            return Raised(str(saved["node"]), int(saved["baseline_hz"]), tuple(int(hz) for hz in saved["written_hz"]))
-        except (KeyError, TypeError, ValueError):
+            raised = Raised(str(saved["node"]), int(saved["baseline_hz"]), tuple(int(hz) for hz in saved["written_hz"]))
+            if not raised.written_hz:
+                raise ValueError("nothing was written")
+            return raised
+        except (LookupError, TypeError, ValueError, OverflowError):
             raise StabilizerError(
                 f"{self._raised} is damaged", f"set min_freq by hand and remove {self._raised}"
             ) from None
@@ -86,7 +89,7 @@ class Runtime:
         status = self._read(self._status)
         try:
             return status if status and is_running(Process(int(status["pid"]), int(status["start_ticks"]))) else None
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, OverflowError):
             raise StabilizerError(f"{self._status} is damaged", "restart the daemon") from None
 
     def forget_status(self) -> None:

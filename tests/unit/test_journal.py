@@ -1,0 +1,153 @@
+"""What is said, where, and how often."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moe_gpu_stabilizer.journal import Troubles
+
+# Logging is set up for a whole process, so a process of its own does it.
+PROGRAM = """
+import logging, sys
+from moe_gpu_stabilizer.journal import set_up_logging, set_log_level, under_systemd
+set_up_logging(sys.argv[1])
+logger = logging.getLogger("moe_gpu_stabilizer.daemon")
+logger.debug("a detail")
+logger.info("floor %s (pid %d inference)", "1020 MHz", 4242)
+logger.warning("a trouble")
+set_log_level("debug")
+logger.debug("a late detail")
+print(under_systemd())
+"""
+
+NOTIFY = "from moe_gpu_stabilizer.journal import notify; notify(READY=1, STATUS='idle, 2 libraries watched')"
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.DEBUG, "moe_gpu_stabilizer")
+    return caplog
+
+
+def run(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    left_out = ("JOURNAL_STREAM", "NOTIFY_SOCKET")
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**{name: value for name, value in os.environ.items() if name not in left_out}, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+# A lasting trouble.
+
+
+def test_a_trouble_is_said_once(said: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles()
+    for _ in range(3):
+        troubles.begin("node", "no GPU node yet")
+    assert said.messages == ["no GPU node yet"]
+    assert said.records[0].levelno == logging.WARNING
+    assert troubles.lasting == {"node": "no GPU node yet"}
+
+
+def test_its_end_is_said_once(said: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles()
+    troubles.begin("node", "no GPU node yet")
+    said.clear()
+    troubles.end("node", "found the GPU node")
+    troubles.end("node", "found the GPU node")
+    assert said.messages == ["found the GPU node"]
+    assert said.records[0].levelno == logging.INFO
+    assert troubles.lasting == {}
+
+
+def test_the_end_of_what_never_was_is_not_said(said: pytest.LogCaptureFixture) -> None:
+    Troubles().end("node", "found the GPU node")
+    assert said.messages == []
+
+
+def test_another_message_about_the_same_cause_is_said(said: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles()
+    troubles.begin("floor", "cannot write: Permission denied")
+    troubles.begin("floor", "cannot write: No such device")
+    troubles.end("floor", "it can be raised again")
+    assert said.messages == [
+        "cannot write: Permission denied",
+        "cannot write: No such device",
+        "it can be raised again",
+    ]
+
+
+def test_causes_do_not_hide_each_other(said: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles()
+    troubles.begin("one", "broken")
+    troubles.begin("other", "broken")
+    troubles.end("one", "whole")
+    assert said.messages == ["broken", "broken", "whole"]
+    assert troubles.lasting == {"other": "broken"}
+
+
+def test_a_trouble_that_comes_back_is_said_again(said: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles()
+    for _ in range(2):
+        troubles.begin("node", "gone")
+        troubles.end("node", "back")
+    assert said.messages == ["gone", "back", "gone", "back"]
+
+
+def test_a_trouble_has_the_level_it_is_given(said: pytest.LogCaptureFixture) -> None:
+    Troubles().begin("settings", "the old settings stay", logging.ERROR)
+    assert said.records[0].levelno == logging.ERROR
+
+
+def test_a_percent_sign_in_a_message_is_a_percent_sign(said: pytest.LogCaptureFixture) -> None:
+    Troubles().begin("library", "cannot attach to /opt/100%s/libllama.so")
+    assert said.messages == ["cannot attach to /opt/100%s/libllama.so"]
+
+
+# Where lines go.
+
+
+def test_without_systemd_lines_go_to_standard_error_as_they_are() -> None:
+    done = run(PROGRAM, "info")
+    assert done.stderr == "floor 1020 MHz (pid 4242 inference)\na trouble\na late detail\n"
+    assert done.stdout == "False\n"
+
+
+def test_a_level_hides_what_is_below_it() -> None:
+    assert run(PROGRAM, "warning").stderr == "a trouble\na late detail\n"
+    assert run(PROGRAM, "error").stderr == "a late detail\n"
+    assert run(PROGRAM, "debug").stderr.startswith("a detail\n")
+
+
+def test_the_journal_of_another_stream_is_not_ours() -> None:
+    """A daemon that is started by hand from a service's shell inherits the variable and not the stream."""
+    done = run(PROGRAM, "info", JOURNAL_STREAM="1:2")
+    assert done.stdout == "False\n"
+    assert "a trouble" in done.stderr
+
+
+# What systemd is told.
+
+
+def test_systemd_is_told_of_a_change(tmp_path: Path) -> None:
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(address))
+        listener.settimeout(10)
+        run(NOTIFY, NOTIFY_SOCKET=str(address))
+        assert listener.recv(4096).decode().splitlines() == ["READY=1", "STATUS=idle, 2 libraries watched"]
+
+
+def test_without_a_listener_nothing_is_told_and_nothing_is_needed() -> None:
+    done = run(NOTIFY + "; import sys; print('systemd' in sys.modules)")
+    assert (done.stdout, done.stderr) == ("False\n", "")
