@@ -52,6 +52,7 @@ require_debian() {
 # Kernel headers for BCC: those of the running kernel if they can be had, else any (see tools/kernel-headers).
 headers_package() {
     local name
+    apt-get update -qq </dev/null || true
     for name in "linux-headers-$(uname -r)" "linux-headers-$(dpkg --print-architecture)" linux-headers-generic; do
         if apt-cache show "$name" >/dev/null 2>&1; then
             say "$name"

@@ -107,7 +107,8 @@ def run_daemon(config: Path | None) -> int:
     set_up_logging(settings.log_level)
     runtime = Runtime()
     runtime.create()
-    runtime.lock()
+    if not runtime.lock():
+        raise StabilizerError("another moe-gpu-stabilizer is running", "see moe-gpu-stabilizer --status")
     Daemon(settings, runtime, lambda: load_in_child(config)).run()
     return 0
 
@@ -131,14 +132,12 @@ def restore() -> int:
     from .runtime import Runtime
 
     runtime = Runtime()
-    if runtime.load_status():
-        print("a daemon is running; it gives back its floor itself")
-        return 0
     if not runtime.directory.exists():
         print("nothing to give back")
         return 0
-    # A daemon that starts this very moment undoes it itself.
-    runtime.lock()
+    if not runtime.lock():
+        print("a daemon is running; it gives back its floor itself")
+        return 0
     baseline_hz = Floor(runtime).undo_left_over()
     print("nothing to give back" if baseline_hz is None else f"floor {mhz(baseline_hz)} (restored)")
     return 0

@@ -64,7 +64,7 @@ KEYS = {
     "STABILIZER_LIBRARIES": Key("libraries", "absolute paths or globs, separated by colons", _paths),
     "STABILIZER_MOE_FLAGS": Key("moe_flags", "command-line flags, separated by blanks", _flags),
     "STABILIZER_USERS": Key(
-        "user_ids", "names or numbers of existing users, separated by blanks, or empty for everyone", _user_ids
+        "user_ids", "names of existing users or numbers, separated by blanks, or empty for everyone", _user_ids
     ),
     "STABILIZER_DEVFREQ": Key("devfreq", "the absolute path of a devfreq directory, or empty to find the GPU's", _path),
     "STABILIZER_LOG_LEVEL": Key("log_level", "debug, info, warning or error", str.lower),
@@ -116,7 +116,8 @@ def _checked(key: Key, assignment: Assignment, name: str) -> Any:
     except (ValidationError, ValueError, KeyError):
         # ValueError: int(), shlex or a relative path; KeyError: getpwnam() knows no such user.
         raise ConfigError(
-            f"{name}:{assignment.line}: {assignment.key}={assignment.value!r} cannot be used", f"allowed: {key.allowed}"
+            f"{name}:{assignment.line}: {assignment.key}={assignment.value[:60]!r} cannot be used",
+            f"allowed: {key.allowed}",
         ) from None
     return getattr(checked, key.field)
 

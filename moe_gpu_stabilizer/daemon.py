@@ -160,8 +160,10 @@ class Daemon:
         known = self._tracker.known.get(process.tgid)
         activity = self._probe.activity(process.tgid)
         claim = self._state.claims.get(process)
-        if known is None or activity is None or claim is None:
+        if known is None or claim is None:
             self._feed(policy.ProcessGone(process))
+        elif activity is None:  # among thousands of processes, the kernel has dropped this one's entry
+            self._feed(policy.ThreadChecked(process, at_work=False))
         elif activity.last_call_ns > claim.last_in_flight_ns:
             self._feed(policy.CallSeen(process, activity.last_call_ns))
         else:

@@ -43,19 +43,22 @@ class Reading:
 
     def __init__(self, files: Mapping[Version, Place]) -> None:
         """Start it. Raises OSError where there is no memory, process or descriptor left."""
-        self.versions = list(files)
+        self.files = dict(files)
         self.deadline_ns = time.monotonic_ns() + READ_SECONDS * NANOSECONDS
         self.child = Child(lambda: [offsets_at(place, version) for version, place in files.items()])
 
-    def end(self) -> dict[Version, Offsets]:
-        """End the child and return what it has found. Raises ChildError where it has not come to an end by itself."""
-        return dict(zip(self.versions, self.child.end(), strict=True))
+    def end(self) -> dict[Version, Offsets | None]:
+        """End the child and return what it has found; None for a file that could not be opened.
+
+        Raises ChildError where the child has not come to an end by itself.
+        """
+        return dict(zip(self.files, self.child.end(), strict=True))
 
 
-def offsets_at(place: Place, version: Version) -> Offsets:
-    """Return function_offsets() of a file; nothing where it has gone or changed."""
+def offsets_at(place: Place, version: Version) -> Offsets | None:
+    """Return function_offsets() of a file; None where it is not there any more, or has changed."""
     descriptor = place.open(version)
-    return {} if descriptor is None else function_offsets(descriptor)
+    return None if descriptor is None else function_offsets(descriptor)
 
 
 def function_offsets(file_descriptor: int) -> Offsets:

@@ -20,10 +20,9 @@ from .errors import ConfigError, StabilizerError
 from .settings import NANOSECONDS
 
 CHUNK_BYTES = 65536
-KILL_SECONDS = 0.1
+KILL_MILLISECONDS = 100
 NANOSECONDS_PER_MILLISECOND = 1_000_000
-FIRST_INHERITED_DESCRIPTOR = 3  # behind the three standard ones
-MOST_DESCRIPTORS = 1 << 30
+STANDARD_ERROR = 2
 CHILD_MEMORY_BYTES = 1 << 30
 
 
@@ -73,17 +72,22 @@ class Child:
         """
         os.close(self._reader)
         os.kill(self._pid, signal.SIGKILL)
-        # Dead within a moment, unless it waits for a disk that does not answer: then it is left for later.
-        with open(os.pidfd_open(self._pid), "rb") as pidfd:
-            select.select([pidfd], [], [], KILL_SECONDS)
         self._unreaped.add(self._pid)
+        # Dead within a moment, unless it waits for a disk that does not answer: then it is left for later.
+        with contextlib.suppress(OSError), open(os.pidfd_open(self._pid), "rb") as pidfd:
+            poller = select.poll()  # not select(), which knows no descriptor from 1,024 on
+            poller.register(pidfd, select.POLLIN)
+            poller.poll(KILL_MILLISECONDS)
         self._reap()
         text = b"".join(self._chunks)
         if not self._complete:
             raise ChildError("took too long and was given up")
         if not text:
             raise ChildError("ended without an answer (out of memory?)")
-        answer = json.loads(text)
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            raise ChildError("ended in the middle of its answer") from None
         if "error" in answer:
             kind, message, hint = answer["error"]
             raise (ConfigError if kind == ConfigError.__name__ else StabilizerError)(message, hint)
@@ -120,8 +124,10 @@ def _answer(function: Callable[[], Any], writer: int) -> None:
     try:
         # Above all the probes: they live as long as any process holds their descriptors, and this child may outlive a
         # daemon that is killed.
-        os.closerange(FIRST_INHERITED_DESCRIPTOR, writer)
-        os.closerange(writer + 1, MOST_DESCRIPTORS)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor > STANDARD_ERROR and descriptor != writer:
+                with contextlib.suppress(OSError):  # the listing's own
+                    os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_AS, (CHILD_MEMORY_BYTES, CHILD_MEMORY_BYTES))
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

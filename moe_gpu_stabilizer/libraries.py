@@ -81,6 +81,8 @@ class Finder:
         self._offsets: dict[Version, Offsets] = {}
         # Files that were in a reading which failed: each is read once more, by itself.
         self._suspects: set[Version] = set()
+        # Files that could not be opened there. They are tried again where another process leads to them.
+        self._closed: dict[Version, Place] = {}
 
     def scan(self, now_ns: int) -> dict[FileId, Library]:
         """Return what is worth probing, by file, and wait until all files have been read."""
@@ -104,6 +106,7 @@ class Finder:
         seen.update(self.lying_about())
         self._offsets = {version: offsets for version, offsets in self._offsets.items() if version in seen}
         self._suspects &= set(seen)
+        self._closed = {version: place for version, place in self._closed.items() if seen.get(version) == place}
         if self.reading is None:
             self._start_reading(seen)
         found: dict[FileId, Library] = {}
@@ -125,7 +128,7 @@ class Finder:
         """The files that match a configured pattern or lie in a usual place."""
         versions: dict[Version, Place] = {}
         for pattern in (*self.patterns, *self._places):
-            for path in glob.glob(pattern):
+            for path in matches(pattern):
                 try:
                     status = os.stat(path)
                 except OSError:  # a dangling link, or deleted since
@@ -142,7 +145,7 @@ class Finder:
         in_vain = {
             pattern
             for pattern in self.patterns
-            if not any(os.path.realpath(path) in watched for path in glob.glob(pattern))
+            if not any(os.path.realpath(path) in watched for path in matches(pattern))
         }
         return in_vain | (cores - watched)
 
@@ -172,7 +175,8 @@ class Finder:
 
     def _start_reading(self, seen: dict[Version, Place]) -> None:
         """Begin to read files that are not known yet: those that look like llama.cpp first, suspects last and alone."""
-        unread = {version: place for version, place in seen.items() if version not in self._offsets}
+        known = self._offsets.keys() | self._closed.keys()
+        unread = {version: place for version, place in seen.items() if version not in known}
         likely = [version for version, place in unread.items() if "llama" in os.path.basename(place.path)]
         for choice, most in (
             ([version for version in likely if version not in self._suspects], MOST_READ_AT_ONCE),
@@ -188,17 +192,27 @@ class Finder:
         assert self.reading is not None
         reading, self.reading = self.reading, None
         try:
-            self._offsets.update(reading.end())
+            answers = reading.end()
         except ChildError:
-            if len(reading.versions) > 1:
-                self._suspects.update(reading.versions)
+            if len(reading.files) > 1:
+                self._suspects.update(reading.files)
+                return
+            answers = {version: {} for version in reading.files}
+        for version, offsets in answers.items():
+            if offsets is None:
+                self._closed[version] = reading.files[version]
             else:
-                self._offsets[reading.versions[0]] = {}
+                self._offsets[version] = offsets
 
     def close(self) -> None:
         """Give up what is being read."""
         if self.reading:
             self.finish_reading()
+
+
+def matches(pattern: str) -> list[str]:
+    """The paths that a glob leads to, or the path itself: a file's own name may have brackets in it."""
+    return glob.glob(pattern) or ([pattern] if os.path.exists(pattern) else [])
 
 
 def files_used_by(directory: Path) -> Iterator[tuple[Version, Place]]:

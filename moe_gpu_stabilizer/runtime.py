@@ -44,8 +44,8 @@ class Runtime:
         except OSError as error:
             raise StabilizerError(f"cannot make {self.directory}: {error.strerror}") from None
 
-    def lock(self) -> None:
-        """Hold the lock until this process ends. Raises StabilizerError where another daemon holds it.
+    def lock(self) -> bool:
+        """Hold the lock until this process ends; False where another daemon holds it. Raises StabilizerError.
 
         The file is root's alone: whoever may open it could hold the lock, and so keep the daemon from starting.
         """
@@ -55,9 +55,10 @@ class Runtime:
             # Not flock(): a child that outlives a killed daemon would go on holding that.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StabilizerError("another moe-gpu-stabilizer is running", "see moe-gpu-stabilizer --status") from None
+            return False
         except OSError as error:
             raise StabilizerError(f"cannot lock {path}: {error.strerror}") from None
+        return True
 
     def save_raised(self, raised: Raised) -> None:
         """Note what is to be undone, before it is done. Raises StabilizerError: then nothing may be raised."""

@@ -21,6 +21,12 @@ def raised(node: PlainNode) -> bool:
     return node.min_hz == HIGHEST_HZ
 
 
+def raise_the_floor(workload: Workload, node: PlainNode) -> None:
+    """One call of a process that counts."""
+    workload.do("call 1")
+    wait_until(lambda: raised(node), "the floor up")
+
+
 def given_back(node: PlainNode) -> bool:
     return node.min_hz == LOWEST_HZ
 
@@ -32,8 +38,7 @@ def test_a_call_raises_the_floor_and_a_second_later_it_is_given_back(
     with run() as workload:
         stays(lambda: given_back(node), 0.3, "no call, no floor")
         called = time.monotonic()
-        workload.do("call 1")
-        wait_until(lambda: raised(node), "the floor up")
+        raise_the_floor(workload, node)
         wait_until(lambda: given_back(node), "the floor given back")
         assert time.monotonic() - called >= 1.0, "the hold is a second"
         pid = workload.pid
@@ -88,8 +93,7 @@ def test_steady_decoding_wakes_the_daemon_a_few_times_per_hold(
 ) -> None:
     daemon = start_daemon(libraries=llama.library, rebind_seconds=3600, hold_seconds=1)
     with run() as workload:
-        workload.do("call 1")
-        wait_until(lambda: raised(node), "the floor up")
+        raise_the_floor(workload, node)
         before, began = daemon.times_woken, time.monotonic()
         while time.monotonic() < began + 3:
             workload.do("call 100")
@@ -133,8 +137,7 @@ def test_a_daemon_that_could_not_run_for_a_while_still_gives_the_floor_back(
 ) -> None:
     daemon = start_daemon(libraries=llama.library, hold_seconds=0.5)
     with run() as workload:
-        workload.do("call 1")
-        wait_until(lambda: raised(node), "the floor up")
+        raise_the_floor(workload, node)
         daemon.send(signal.SIGSTOP)
         # Soon after the first call, so that the kernel sees no need to wake the daemon for it.
         workload.do("call 1")
@@ -157,8 +160,7 @@ def test_two_processes_that_overlap_make_one_stretch(
 ) -> None:
     daemon = start_daemon(libraries=llama.library, hold_seconds=0.6)
     with run() as one, run() as other:
-        one.do("call 1")
-        wait_until(lambda: raised(node), "the floor up")
+        raise_the_floor(one, node)
         for next_to_call in (other, one, other):
             stays(lambda: raised(node), 0.4, "less than a hold passes between their calls")
             next_to_call.do("call 1")
@@ -185,8 +187,7 @@ def test_a_process_that_becomes_another_program_loses_the_floor_at_once(
 ) -> None:
     start_daemon(libraries=llama.library, hold_seconds=30)
     with run() as workload:
-        workload.do("call 1")
-        wait_until(lambda: raised(node), "the floor up")
+        raise_the_floor(workload, node)
         workload.become("/bin/sleep 60")
         wait_until(lambda: given_back(node), "the floor given back long before the hold is over", seconds=5)
 
@@ -199,8 +200,7 @@ def test_a_process_is_judged_again_when_it_becomes_another_program(
         workload.do("call 1")
         daemon.wait_for_log(rf"^pid {workload.pid} \(llama-server\) is ignored")
         workload.become(f"{llama.program} {daemon.flag}")
-        workload.do("call 1")
-        wait_until(lambda: raised(node), "the floor up")
+        raise_the_floor(workload, node)
         daemon.wait_for_log(rf"^pid {workload.pid} \(llama-server\) counts")
 
 
@@ -211,8 +211,7 @@ def test_a_static_program_is_found_by_its_own_symbols(
     daemon = start_daemon(rebind_seconds=0.3)
     with run(program=program) as workload:
         daemon.wait_for_log(rf"^attached {program} \(llama_decode, llama_process, llama_synchronize\)$")
-        workload.do("call 1")
-        wait_until(lambda: raised(node), "the floor up")
+        raise_the_floor(workload, node)
 
 
 def test_only_the_configured_users_processes_count(
@@ -229,8 +228,7 @@ def test_a_stop_gives_the_floor_back(start_daemon: Start, run: Run, llama: Llama
     daemon = start_daemon(libraries=llama.library, hold_seconds=60)
     for number in (signal.SIGTERM, signal.SIGINT):
         with run() as workload:
-            workload.do("call 1")
-            wait_until(lambda: raised(node), "the floor up")
+            raise_the_floor(workload, node)
             assert daemon.stop(number) == 0
             assert given_back(node)
         assert daemon.log.splitlines()[-1] == "floor 306 MHz (stop)"
@@ -242,8 +240,7 @@ def test_a_killed_daemons_floor_is_given_back_by_the_next_start(
 ) -> None:
     daemon = start_daemon(libraries=llama.library, hold_seconds=60)
     with run() as workload:
-        workload.do("call 1")
-        wait_until(lambda: raised(node), "the floor up")
+        raise_the_floor(workload, node)
         daemon.stop(signal.SIGKILL)
     assert raised(node), "nobody was left to give it back"
     daemon.start()
@@ -256,8 +253,7 @@ def test_restore_gives_a_killed_daemons_floor_back_once(
 ) -> None:
     daemon = start_daemon(libraries=llama.library, hold_seconds=60)
     with run() as workload:
-        workload.do("call 1")
-        wait_until(lambda: raised(node), "the floor up")
+        raise_the_floor(workload, node)
         assert daemon.command("--restore").stdout == "a daemon is running; it gives back its floor itself\n"
         daemon.stop(signal.SIGKILL)
     assert daemon.command("--restore").stdout == "floor 306 MHz (restored)\n"
@@ -267,14 +263,25 @@ def test_restore_gives_a_killed_daemons_floor_back_once(
     assert raised(node), "the owner's own setting stays"
 
 
+def test_restore_needs_nothing_but_what_it_gives_back(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library, hold_seconds=60)
+    with run() as workload:
+        raise_the_floor(workload, node)
+        daemon.stop(signal.SIGKILL)
+    (daemon.runtime / "status.json").write_text('{"pid": 1, "from": "another version"}')
+    assert daemon.command("--restore").stdout == "floor 306 MHz (restored)\n"
+    assert given_back(node)
+
+
 def test_an_edited_configuration_is_applied_at_once_and_a_bad_one_is_not(
     start_daemon: Start, run: Run, llama: Llama, node: PlainNode
 ) -> None:
     daemon = start_daemon(libraries=llama.library, hold_seconds=60)
     common = {"devfreq": node.directory, "libraries": llama.library, "moe_flags": daemon.flag}
     with run() as workload:
-        workload.do("call 1")
-        wait_until(lambda: raised(node), "the floor up")
+        raise_the_floor(workload, node)
         daemon.configure(**common, hold_seconds=60, floor_mhz=612)
         daemon.send(signal.SIGHUP)
         wait_until(lambda: node.min_hz == 612_000_000, "the new floor")
@@ -315,8 +322,7 @@ def test_a_second_daemon_refuses_to_start(start_daemon: Start) -> None:
 def test_status_says_for_whom_the_floor_is_up(start_daemon: Start, run: Run, llama: Llama, node: PlainNode) -> None:
     daemon = start_daemon(libraries=llama.library, hold_seconds=30)
     with run() as workload:
-        workload.do("call 1")
-        wait_until(lambda: raised(node), "the floor up")
+        raise_the_floor(workload, node)
         wait_until(lambda: "floor 1020 MHz" in daemon.command("--status").stdout, "the status")
         said = daemon.command("--status").stdout
         assert f"floor 1020 MHz for llama-server (pid {workload.pid})" in said

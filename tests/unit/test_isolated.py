@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +169,20 @@ def test_a_child_can_be_given_up_before_its_answer() -> None:
     with pytest.raises(ChildError):
         child.end()
     assert open_descriptors() == descriptors
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """As in a daemon with a descriptor for each probe and each process: select(2) knows none from 1,024 on."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    with ExitStack() as stack:
+        for _ in range(1024):
+            stack.enter_context(open(os.devnull, "rb"))
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_a_process_with_many_descriptors_can_have_children_too() -> None:
+    assert call_in_child(lambda: "here", PATIENT_SECONDS) == "here"

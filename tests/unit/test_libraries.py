@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moe_gpu_stabilizer.elf import PROBED_FUNCTIONS
-from moe_gpu_stabilizer.files import FileId, Version
+from moe_gpu_stabilizer.elf import PROBED_FUNCTIONS, Reading
+from moe_gpu_stabilizer.files import FileId, Place, Version
 from moe_gpu_stabilizer.libraries import (
     FIRST_REVISIT_NS,
     LAST_REVISIT_NS,
@@ -410,6 +410,18 @@ def test_a_process_that_cannot_be_looked_at_does_not_hide_the_others(
     finder = Finder((), (), proc.directory)
     assert len(finder.scan(0)) == 1
     assert not finder.visits[8].readable
+
+
+def test_a_file_that_could_not_be_opened_is_read_where_it_can_be(compiled: Path, tmp_path: Path, proc: Proc) -> None:
+    """The process that led to it has ended meanwhile; another way leads to it, too."""
+    library = copy(compiled, tmp_path / "libllama.so")
+    finder = Finder((str(library),), (), proc.directory)
+    assert finder.look(0) == {}
+    assert finder.reading is not None
+    finder.reading.child.receive_until(finder.reading.deadline_ns)
+    (version,) = finder.reading.end()
+    finder.reading = Reading({version: Place(str(library), "/proc/0/exe")})
+    assert [found.place.openable for found in finder.scan(0).values()] == [str(library)]
 
 
 # The real /proc, with a real process.

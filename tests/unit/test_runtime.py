@@ -191,10 +191,9 @@ def test_a_second_daemon_is_refused_and_the_lock_ends_with_its_process(runtime: 
     ) as daemon:
         assert daemon.stdout is not None
         assert daemon.stdout.readline() == b"locked\n"
-        with pytest.raises(StabilizerError, match=r"another moe-gpu-stabilizer is running; see .* --status"):
-            runtime.lock()
+        assert not runtime.lock()
         daemon.kill()
-    runtime.lock()
+    assert runtime.lock()
 
 
 def test_only_the_owner_can_open_the_lock(runtime: Runtime) -> None:
