@@ -24,9 +24,10 @@ READ_BYTES = 4096
 
 
 class Write(NamedTuple):
-    """Somebody wrote to a watched file, or closed it after writing."""
+    """Somebody wrote to a watched file, or closed it after writing, or both."""
 
     file: FileId
+    modified: bool
     closed: bool
     pid: int
 
@@ -80,5 +81,5 @@ class WriteWatch:
                 continue
             status = os.fstat(event_fd)
             os.close(event_fd)
-            writes.append(Write(FileId.of(status), bool(mask & FAN_CLOSE_WRITE), pid))
+            writes.append(Write(FileId.of(status), bool(mask & FAN_MODIFY), bool(mask & FAN_CLOSE_WRITE), pid))
         return writes

@@ -10,7 +10,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,12 +103,13 @@ class Finder:
         seen: dict[Version, Place] = {}
         for visit in self.visits.values():
             seen.update(visit.uses)
-        seen.update(self.lying_about())
+        lying = self.lying_about()
+        seen.update(lying)
         self._offsets = {version: offsets for version, offsets in self._offsets.items() if version in seen}
         self._suspects &= set(seen)
         self._closed = {version: place for version, place in self._closed.items() if seen.get(version) == place}
         if self.reading is None:
-            self._start_reading(seen)
+            self._start_reading(seen, first=lying)
         found: dict[FileId, Library] = {}
         # Of two contents of one file only the later is real: a process may have been visited before the rewrite.
         for version, place in sorted(seen.items(), key=lambda item: item[0].modified_ns):
@@ -173,11 +174,13 @@ class Finder:
         except OSError:  # another user's, without root; or its executable lies where no disk answers
             visit.readable = False
 
-    def _start_reading(self, seen: dict[Version, Place]) -> None:
-        """Begin to read files that are not known yet: those that look like llama.cpp first, suspects last and alone."""
+    def _start_reading(self, seen: dict[Version, Place], first: Collection[Version]) -> None:
+        """Begin to read files that are not known: `first` and what looks like llama.cpp, suspects last and alone."""
         known = self._offsets.keys() | self._closed.keys()
         unread = {version: place for version, place in seen.items() if version not in known}
-        likely = [version for version, place in unread.items() if "llama" in os.path.basename(place.path)]
+        likely = [
+            version for version, place in unread.items() if version in first or "llama" in os.path.basename(place.path)
+        ]
         for choice, most in (
             ([version for version in likely if version not in self._suspects], MOST_READ_AT_ONCE),
             ([version for version in unread if version not in self._suspects], MOST_READ_AT_ONCE),

@@ -120,7 +120,7 @@ class Rebinder:
         assert self._watch is not None
         writes = self._watch.read()
         for write in writes:
-            library = self._bindings.written(write.file)
+            library = self._bindings.written(write.file) if write.modified else None
             if library:
                 logger.info("detached %s: it is being rewritten", printable(library.place.path))
             self._finder.look_again(write.file)

@@ -19,7 +19,7 @@ from moe_gpu_stabilizer.errors import ProbeError
 from moe_gpu_stabilizer.uprobes import KIND_CALL, KIND_EXEC, VERDICT_COUNTS, Probe, Uprobe, Wake
 from tests.kernel.conftest import Llama
 from tests.support import wait_until
-from tests.workload import Workload, code_in_memory
+from tests.workload import Workload, build_library, build_program, code_in_memory
 
 HOUR_NS = 3_600_000_000_000
 SOME_PRIME = 10_007
@@ -29,6 +29,13 @@ SMALL_PRIME = 1_009
 def offsets_of(library: Path) -> dict[str, int]:
     with library.open("rb") as file:
         return function_offsets(file.fileno())
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Llama:
+    """The stand-in under a name that no daemon looks for: one that runs beside these tests would probe it, too."""
+    library = build_library(tmp_path / "probed" / "libprobed.so")
+    return Llama(library, build_program(tmp_path / "probed" / "program", library))
 
 
 @pytest.fixture

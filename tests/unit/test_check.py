@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -27,6 +28,12 @@ from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode
 from tests.workload import Workload, build_library, build_program
 
 PACKAGE = Path(moe_gpu_stabilizer.__file__).parent
+DEPENDENCIES = (
+    "annotated_types", "elftools", "psutil", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"
+)  # fmt: skip
+
+# The interpreter itself, behind the links of a virtual environment.
+PYTHON = Path(sys.executable).resolve()
 
 # Root may become anybody; an ordinary user stays who he is.
 WHO = ("root", "nobody") if os.geteuid() == 0 else ("me",)
@@ -299,15 +306,34 @@ def as_user(request: pytest.FixtureRequest) -> dict[str, Any]:
     return NOBODY if request.param == "nobody" else {}
 
 
+@pytest.fixture(scope="session")
+def dependencies() -> Iterator[Path]:
+    """Copies of what the package imports, for every user: the environment of these tests may lie in root's home."""
+    directory = Path(tempfile.mkdtemp(prefix="moe-gpu-stabilizer-check-"))
+    directory.chmod(0o755)
+    for name in DEPENDENCIES:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        module = Path(spec.origin)
+        if module.name == "__init__.py":
+            shutil.copytree(module.parent, directory / name)
+        else:
+            shutil.copy(module, directory)
+    yield directory
+    shutil.rmtree(directory)
+
+
 class Command:
     """The real --check from a copy of the package that everybody can read."""
 
-    def __init__(self, public: Path, as_user: dict[str, Any]) -> None:
+    def __init__(self, public: Path, dependencies: Path, as_user: dict[str, Any]) -> None:
         shutil.copytree(PACKAGE, public / "package" / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
         self.as_user = as_user
         self.config = public / "settings"
         self.as_root = os.geteuid() == 0 and not as_user
-        own = {"PYTHONPATH": str(public / "package"), "RUNTIME_DIRECTORY": str(public / "run")}
+        paths = f"{public / 'package'}:{dependencies}"
+        own = {"PYTHONPATH": paths, "RUNTIME_DIRECTORY": str(public / "run")}
         # Output is buffered as it is for users.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         self.environment = {**inherited, **own}
@@ -315,7 +341,7 @@ class Command:
     def __call__(self, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
         self.config.write_text("".join(f'STABILIZER_{key.upper()}="{value}"\n' for key, value in settings.items()))
         completed = subprocess.run(
-            [sys.executable, "-m", "moe_gpu_stabilizer", "--check", "--config", self.config, *arguments],
+            [PYTHON, "-m", "moe_gpu_stabilizer", "--check", "--config", self.config, *arguments],
             capture_output=True, encoding="utf-8", timeout=120, cwd="/", env=self.environment, **self.as_user,
         )  # fmt: skip
         assert "Traceback" not in completed.stderr + completed.stdout
@@ -323,8 +349,8 @@ class Command:
 
 
 @pytest.fixture
-def command(public: Path, as_user: dict[str, Any]) -> Command:
-    return Command(public, as_user)
+def command(public: Path, dependencies: Path, as_user: dict[str, Any]) -> Command:
+    return Command(public, dependencies, as_user)
 
 
 def machine_is_fine(as_root: bool) -> bool:
@@ -423,7 +449,7 @@ def test_more_files_than_one_scan_reads(public: Path, command: Command) -> None:
 
 def test_the_reader_may_leave_early(public: Path, command: Command) -> None:
     command.config.write_text("")
-    program = f"'{sys.executable}' -m moe_gpu_stabilizer --check --config '{command.config}' | true"
+    program = f"'{PYTHON}' -m moe_gpu_stabilizer --check --config '{command.config}' | true"
     completed = subprocess.run(
         ["/bin/sh", "-c", program], capture_output=True, text=True, cwd="/", env=command.environment, **command.as_user
     )
