@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,6 +60,7 @@ class Bindings:
         self._attacher = attacher
         self._watcher = watcher
         self._bound: dict[FileId, Binding] = {}
+        self._leaving: dict[FileId, list[threading.Thread]] = {}
 
     @property
     def libraries(self) -> list[Library]:
@@ -72,6 +74,9 @@ class Bindings:
         unseen in between.
         """
         change = Change([], [], [])
+        self._leaving = {
+            file: threads for file, threads in self._leaving.items() if any(thread.is_alive() for thread in threads)
+        }
         for file, binding in list(self._bound.items()):
             if file in found and found[file].version != binding.library.version:
                 change.detached.append(self._let_go(file))
@@ -88,11 +93,17 @@ class Bindings:
         return change
 
     def written(self, file: FileId) -> Library | None:
-        """Somebody writes to a probed file: let go of it at once. Returns what it was.
+        """Somebody writes to a probed file: let go of it at once, and wait until that is done. Returns what it was.
 
-        A program that starts next would get our breakpoint in the middle of an instruction of the new code.
+        A program that starts next would get our breakpoint in the middle of an instruction of the new code. The file
+        stays watched: the end of the write is to be heard, too.
         """
-        return self._let_go(file) if file in self._bound else None
+        binding = self._bound.pop(file, None)
+        if binding is None:
+            return None
+        self._take_out(binding)
+        self._wait_until_gone(file)
+        return binding.library
 
     def changed_unheard(self) -> list[FileId]:
         """The probed files whose content has changed although no write was heard of (no fanotify, a lost event)."""
@@ -103,10 +114,14 @@ class Bindings:
         ]
 
     def close(self) -> None:
+        """Let go of everything, and wait until the probes are gone."""
         for file in list(self._bound):
             self._let_go(file)
+        for file in list(self._leaving):
+            self._wait_until_gone(file)
 
     def _attach(self, library: Library) -> Binding:
+        self._wait_until_gone(library.version.file)
         descriptor = library.place.open(library.version)
         if descriptor is None:
             raise ProbeError("it has gone or changed since it was looked at")
@@ -129,10 +144,22 @@ class Bindings:
         self._close(binding)
         return binding.library
 
+    def _wait_until_gone(self, file: FileId) -> None:
+        """A probe that is still leaving would lend its copy of the old instruction to a new one at the same place."""
+        for thread in self._leaving.pop(file, []):
+            thread.join()
+
     def _close(self, binding: Binding) -> None:
-        for probe in binding.probes:
-            probe.close()
         if self._watcher:
             with contextlib.suppress(OSError):  # the mark went with the inode, or was never set
                 self._watcher.remove(binding.path_by_descriptor)
+        self._take_out(binding)
+
+    def _take_out(self, binding: Binding) -> None:
+        # Taking a probe out takes the kernel 10 to 100 ms, for it waits until nobody can be inside. In threads, which
+        # do nothing else, all go at the same time, and a first call does not wait for that.
+        leaving = [threading.Thread(target=probe.close, daemon=True) for probe in binding.probes]
+        for thread in leaving:
+            thread.start()
+        self._leaving.setdefault(binding.library.version.file, []).extend(leaving)
         os.close(binding.descriptor)

@@ -65,14 +65,17 @@ def start_daemon(
     tmp_path: Path, package_root: Path, node: PlainNode, flag: str
 ) -> Iterator[Callable[..., RunningDaemon]]:
     """Start the real daemon; keyword arguments are settings. It rebinds rarely unless told otherwise."""
+    daemons: list[RunningDaemon] = []
     with ExitStack() as stack:
 
         def start(prefix: tuple[str, ...] = (), **settings: object) -> RunningDaemon:
             wanted = {"moe_flags": flag, "rebind_seconds": 3600, **settings}
-            daemon = RunningDaemon(tmp_path, node.directory, package_root, prefix, **wanted)
-            return stack.enter_context(daemon)
+            daemons.append(RunningDaemon(tmp_path, node.directory, package_root, prefix, **wanted))
+            return stack.enter_context(daemons[-1])
 
         yield start
+    for daemon in daemons:  # pytest shows this where the test failed
+        print(f"--- the daemon's log ({daemon.log_path})\n{daemon.log}")
 
 
 @pytest.fixture
