@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from . import __version__
 from .errors import StabilizerError
+from .invocation import command, program
+
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 
 DESCRIPTION = """\
 Raises the GPU's lowest clock (devfreq min_freq) while llama.cpp runs a Mixture-of-Experts model whose experts are on
@@ -39,6 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="read the settings from FILE")
     action = parser.add_mutually_exclusive_group()
@@ -56,14 +61,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return its exit status."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
-    if options.json and not (options.check or options.status):
-        parser.error("--json goes with --check or --status")
-    if options.command and not options.demo:
-        parser.error(f"what is {options.command[0]!r}? A command goes with --demo, after --")
+    open_standard_descriptors()
     try:
-        status = run(options)
+        status = run(parse(arguments))
         sys.stdout.flush()
         return status
     except StabilizerError as error:
@@ -78,6 +78,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         print(f"moe-gpu-stabilizer: {error.strerror or error}", file=sys.stderr)
         return 1
+
+
+def open_standard_descriptors() -> None:
+    """Put /dev/null where standard input, output or error is closed: the next file opened would take its place."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(STANDARD_OUTPUT, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(STANDARD_ERROR, "w", closefd=False)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; ends the program where it is wrong, or asks for help."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.json and not (options.check or options.status):
+        parser.error("--json goes with --check or --status")
+    if options.config is not None and (options.status or options.restore or options.demo):
+        parser.error("--config goes with --check, or with no other option")
+    if options.config == Path():
+        parser.error("--config needs the name of a file")
+    if options.command and not options.demo:
+        parser.error(f"what is {options.command[0]!r}? A command goes with --demo, after --")
+    return options
 
 
 def run(options: argparse.Namespace) -> int:
@@ -108,7 +132,7 @@ def run_daemon(config: Path | None) -> int:
     runtime = Runtime()
     runtime.create()
     if not runtime.lock():
-        raise StabilizerError("another moe-gpu-stabilizer is running", "see moe-gpu-stabilizer --status")
+        raise StabilizerError("another moe-gpu-stabilizer is running", f"see {shlex.join([*program(), '--status'])}")
     Daemon(settings, runtime, lambda: load_in_child(config)).run()
     return 0
 
@@ -119,9 +143,13 @@ def show_status(as_json: bool) -> int:
     from .runtime import Runtime
     from .status import render
 
-    status = Runtime().load_status()
+    runtime = Runtime()
+    status = runtime.load_status()
+    if status is None and runtime.load_raised():
+        message = "the daemon is not running, and one that was killed has left min_freq raised"
+        raise StabilizerError(message, f"give it back: {command('--restore')}")
     if status is None:
-        raise StabilizerError("the daemon is not running", "start it, as root: moe-gpu-stabilizer")
+        raise StabilizerError("the daemon is not running", f"start it: {command()}")
     print(json.dumps(status, indent=2) if as_json else render(status))
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
 from dataclasses import dataclass
@@ -32,11 +33,16 @@ class Watcher(Protocol):
 
 @dataclass
 class Binding:
-    """One probed file. The open descriptor keeps its inode number from being used again."""
+    """One probed file. The open descriptor keeps its inode number from being used again.
+
+    `leased`: nobody writes to the file before we have let go of it. Whoever opens it for writing waits until we drop
+    the lease, and we hear of that through SIGIO (fcntl(2), F_SETLEASE).
+    """
 
     library: Library
     descriptor: int
     probes: list[Closable]
+    leased: bool = False
 
     @property
     def path_by_descriptor(self) -> str:
@@ -93,17 +99,25 @@ class Bindings:
         return change
 
     def written(self, file: FileId) -> Library | None:
-        """Somebody writes to a probed file: let go of it at once, and wait until that is done. Returns what it was.
+        """Somebody writes, or wants to write, to a probed file: let go of it, and return when that is done.
 
         A program that starts next would get our breakpoint in the middle of an instruction of the new code. The file
-        stays watched: the end of the write is to be heard, too.
+        stays watched: the end of the write is to be heard, too. Returns what it was, None where it is not probed.
         """
         binding = self._bound.pop(file, None)
         if binding is None:
             return None
-        self._take_out(binding)
+        self._retire(binding)
         self._wait_until_gone(file)
         return binding.library
+
+    def wanted_for_writing(self) -> list[FileId]:
+        """The probed files that somebody is opening for writing and waits for us to let go of."""
+        return [
+            file
+            for file, binding in self._bound.items()
+            if binding.leased and fcntl.fcntl(binding.descriptor, fcntl.F_GETLEASE) == fcntl.F_UNLCK
+        ]
 
     def changed_unheard(self) -> list[FileId]:
         """The probed files whose content has changed although no write was heard of (no fanotify, a lost event)."""
@@ -127,7 +141,8 @@ class Bindings:
             raise ProbeError("it has gone or changed since it was looked at")
         binding = Binding(library, descriptor, [])
         try:
-            # Watched first, compared then: a write in between is either heard of or seen.
+            # Held and watched first, compared then: a write in between is either heard of or seen.
+            binding.leased = take_lease(descriptor)
             if self._watcher:
                 self._watcher.add(binding.path_by_descriptor)
             if Version.of(os.fstat(descriptor)) != library.version:
@@ -144,22 +159,46 @@ class Bindings:
         self._close(binding)
         return binding.library
 
+    def _close(self, binding: Binding) -> None:
+        if self._watcher:
+            with contextlib.suppress(OSError):  # the mark went with the inode, or was never set
+                self._watcher.remove(binding.path_by_descriptor)
+        self._retire(binding)
+
+    def _retire(self, binding: Binding) -> None:
+        """Begin to take the probes out. It takes the kernel about 100 ms, for it waits until nobody can be inside.
+
+        In threads, which do nothing else, all probes go at the same time, and a first call does not wait for that.
+        """
+        thread = threading.Thread(target=retire, args=(binding,), daemon=True)
+        thread.start()
+        self._leaving.setdefault(binding.library.version.file, []).append(thread)
+
     def _wait_until_gone(self, file: FileId) -> None:
         """A probe that is still leaving would lend its copy of the old instruction to a new one at the same place."""
         for thread in self._leaving.pop(file, []):
             thread.join()
 
-    def _close(self, binding: Binding) -> None:
-        if self._watcher:
-            with contextlib.suppress(OSError):  # the mark went with the inode, or was never set
-                self._watcher.remove(binding.path_by_descriptor)
-        self._take_out(binding)
 
-    def _take_out(self, binding: Binding) -> None:
-        # Taking a probe out takes the kernel 10 to 100 ms, for it waits until nobody can be inside. In threads, which
-        # do nothing else, all go at the same time, and a first call does not wait for that.
-        leaving = [threading.Thread(target=probe.close, daemon=True) for probe in binding.probes]
-        for thread in leaving:
-            thread.start()
-        self._leaving.setdefault(binding.library.version.file, []).extend(leaving)
-        os.close(binding.descriptor)
+def take_lease(descriptor: int) -> bool:
+    """Be asked before anybody writes to the file; False where its file system has no leases (NFS, FUSE).
+
+    Raises ProbeError where somebody has it open for writing: what is read of it may not be what runs.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        raise ProbeError("somebody has it open for writing") from None
+    except OSError:
+        return False
+    return True
+
+
+def retire(binding: Binding) -> None:
+    """Take the probes out, all at once, and only then drop the lease: with it a waiting writer goes on."""
+    threads = [threading.Thread(target=probe.close, daemon=True) for probe in binding.probes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(binding.descriptor)

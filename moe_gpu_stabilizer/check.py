@@ -10,6 +10,7 @@ import dataclasses
 import io
 import json
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from . import __version__, config, devfreq, kernel_support, status
 from .check_gpu import Gpu, gpu_findings, look_at_gpu
 from .check_llama import Llama, llama_findings, look_at_llama
 from .errors import StabilizerError
+from .invocation import command, program
 from .kernel_support import Finding, KernelSupport
 from .libraries import USUAL_PLACES
 from .processes import printable
@@ -33,7 +35,7 @@ from .settings import Settings
 WIDTH_CHARACTERS = 100
 MARKS = {"ok": "ok", "note": "note", "unknown": "unknown", "missing": "MISSING"}
 
-service_finding = partial(Finding, "Service")
+daemon_finding = partial(Finding, "Daemon")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Report:
 
 
 def main(config_path: Path | None, as_json: bool) -> int:
-    """Print the report; return 0 where the service would work, 1 where something is missing. Raises ConfigError."""
+    """Print the report; return 0 where the daemon would work, 1 where something is missing. Raises ConfigError."""
     settings = config.load(config_path)
     settings_file = config_path or (config.DEFAULT_PATH if config.DEFAULT_PATH.exists() else None)
     report = gather(settings, settings_file, as_root=os.geteuid() == 0)
@@ -109,21 +111,19 @@ def findings(report: Report) -> Iterator[Finding]:
     yield from kernel_support.findings(report.kernel, "Machine")
     yield from gpu_findings(report.gpu, report.settings, report.as_root, daemon_runs=report.daemon is not None)
     yield from llama_findings(report.llama, report.as_root)
-    yield from service_findings(report)
+    yield from daemon_findings(report)
 
 
-def service_findings(report: Report) -> Iterator[Finding]:
+def daemon_findings(report: Report) -> Iterator[Finding]:
     defaults = f"the defaults: there is no {config.DEFAULT_PATH}"
-    yield service_finding("settings", "ok", report.settings_file or defaults)
-    if not report.as_root:
-        yield service_finding("root", "ok", "not needed for this report; the service runs as root")
+    yield daemon_finding("settings", "ok", report.settings_file or defaults)
     if report.daemon is None:
-        yield service_finding("daemon", "note", "is not running", "sudo moe-gpu-stabilizer")
+        yield daemon_finding("daemon", "note", "is not running", f"start it: {command()}")
     elif report.daemon_has_troubles:
         text = f"is running, with troubles: {report.daemon}"
-        yield service_finding("daemon", "note", text, "moe-gpu-stabilizer --status")
+        yield daemon_finding("daemon", "note", text, shlex.join([*program(), "--status"]))
     else:
-        yield service_finding("daemon", "ok", f"is running: {report.daemon}")
+        yield daemon_finding("daemon", "ok", f"is running: {report.daemon}")
 
 
 def would_work(found: Sequence[Finding]) -> bool:
@@ -133,10 +133,10 @@ def would_work(found: Sequence[Finding]) -> bool:
 def conclusion(report: Report, found: Sequence[Finding]) -> str:
     missing = sum(finding.state == "missing" for finding in found)
     if missing:
-        return f"{status.counted(missing, 'thing is', 'things are')} missing, see above."
+        return f"{status.counted(missing, 'thing is', 'things are')} missing, marked MISSING."
     if any(finding.state == "unknown" for finding in found):
-        return f"The service would work, as far as can be seen{'' if report.as_root else ' without root'}."
-    return "The service would work."
+        return f"The daemon would work, as far as can be seen{'' if report.as_root else ' without root'}."
+    return "The daemon would work."
 
 
 def to_json(report: Report, found: Sequence[Finding]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from . import devfreq
 from .devfreq import mhz
 from .errors import DevfreqError, StabilizerError
-from .kernel_support import AS_ROOT, Finding
+from .invocation import again_as_root, command
+from .kernel_support import Finding
 from .processes import printable
 from .runtime import Runtime
 from .settings import Settings
@@ -147,7 +148,7 @@ def absent_node(gpu: Gpu, configured: str, as_root: bool) -> Finding:
         return (
             gpu_finding("node", "missing", text, "correct it")
             if as_root
-            else gpu_finding("node", "unknown", text, AS_ROOT)
+            else gpu_finding("node", "unknown", text, again_as_root())
         )
     if configured:
         text = f"STABILIZER_DEVFREQ={configured} is not there, or is no devfreq directory"
@@ -156,8 +157,8 @@ def absent_node(gpu: Gpu, configured: str, as_root: bool) -> Finding:
         "node",
         "missing",
         f"no GPU devfreq node under {gpu.class_directory}",
-        "some boards register it when the GPU is first used, and the service waits for it; "
-        "on another kind of machine try moe-gpu-stabilizer --demo",
+        "some boards register it when the GPU is first used, and the daemon waits for it; "
+        f"on another kind of machine try: {command('--demo')}",
     )
 
 
@@ -213,7 +214,7 @@ def raised_floor(min_hz: int, baseline_hz: int, daemon_runs: bool) -> Finding:
         text = f"min_freq is raised to {mhz(min_hz)} now; {mhz(baseline_hz)} comes back after inference"
         return gpu_finding("floor", "ok", text, "no jetson_clocks --store meanwhile: it would keep the floor")
     text = f"a daemon that was killed left min_freq raised; it was {mhz(baseline_hz)}"
-    return gpu_finding("floor", "note", text, "sudo moe-gpu-stabilizer --restore, or start the daemon")
+    return gpu_finding("floor", "note", text, f"{command('--restore')}, or start the daemon")
 
 
 def wanted_floor(wanted_hz: int, max_hz: int, available_hz: Sequence[int]) -> Iterator[Finding]:

@@ -13,7 +13,8 @@ import psutil
 
 from . import status
 from .files import FileId
-from .kernel_support import AS_ROOT, Finding
+from .invocation import again_as_root
+from .kernel_support import Finding
 from .libraries import Finder, Library
 from .processes import PROC, ProcessVanishedError, printable
 from .settings import Settings
@@ -120,7 +121,7 @@ def llama_findings(llama: Llama, as_root: bool) -> Iterator[Finding]:
     for library in llama.libraries:
         yield llama_finding("library", "ok", f"{library.path} ({', '.join(library.functions)})")
     if not llama.libraries:
-        yield llama_finding("library", "note", "none found yet; the service attaches when one is in use")
+        yield llama_finding("library", "note", "none found yet; the daemon attaches when one is in use")
     for unwatched in llama.unwatched:
         yield unwatched_finding(unwatched, as_root)
     for process in llama.processes:
@@ -136,7 +137,11 @@ def llama_findings(llama: Llama, as_root: bool) -> Iterator[Finding]:
 def unwatched_finding(unwatched: UnwatchedLibrary, as_root: bool) -> Finding:
     if not unwatched.readable:
         text = f"{unwatched.path} cannot be read"
-        return llama_finding("library", "note", text) if as_root else llama_finding("library", "unknown", text, AS_ROOT)
+        return (
+            llama_finding("library", "note", text)
+            if as_root
+            else llama_finding("library", "unknown", text, again_as_root())
+        )
     if unwatched.configured:
         seen = "" if as_root else " that this user can see"
         text = f"STABILIZER_LIBRARIES has {unwatched.path}, which gives nothing to watch{seen}"
@@ -146,9 +151,9 @@ def unwatched_finding(unwatched: UnwatchedLibrary, as_root: bool) -> Finding:
 
 
 def unseen_finding(unseen: int | None, as_root: bool) -> Finding:
-    """Say what could not be looked into. What root cannot see, the service cannot either."""
+    """Say what could not be looked into. What root cannot see, the daemon cannot either."""
     which = "processes" if unseen is None else status.counted(unseen, "process", "processes")
     if as_root:
         return llama_finding("process", "note", f"{which} cannot be looked into, even by root")
     text = f"{which} of other users cannot be seen without root, nor libraries in places that are closed to you"
-    return llama_finding("process", "unknown", text, AS_ROOT)
+    return llama_finding("process", "unknown", text, again_as_root())

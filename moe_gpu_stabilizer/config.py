@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
+import os
 import pwd
 import shlex
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .environment_file import Assignment, parse
 from .errors import ConfigError
-from .isolated import call_in_child
+from .isolated import ChildError, call_in_child
 from .settings import Settings
 
 DEFAULT_PATH = Path("/etc/default/moe-gpu-stabilizer")
@@ -77,10 +80,9 @@ def load(path: Path | None = None) -> Settings:
     Raises ConfigError, which names the line, the key, the value, what is allowed, and for an unknown key the nearest
     one.
     """
+    name = path or DEFAULT_PATH
     try:
-        text = (path or DEFAULT_PATH).read_text(encoding="utf-8")
-        if "\0" in text:
-            raise ConfigError(f"{path or DEFAULT_PATH}: not a text file: it contains a NUL")
+        text = read_regular_file(name).decode("utf-8")
     except FileNotFoundError:
         if path is None:
             return Settings()
@@ -88,10 +90,22 @@ def load(path: Path | None = None) -> Settings:
             f"{path}: no such file", "name an existing file after --config, or leave --config away"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{path or DEFAULT_PATH}: cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"{name}: cannot be read: {error.strerror}", "it must be a text file that you may read"
+        ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path or DEFAULT_PATH}: not UTF-8 text (byte {error.start})") from None
-    return from_text(text, str(path or DEFAULT_PATH))
+        raise ConfigError(f"{name}: not UTF-8 text (byte {error.start})", "save it as UTF-8") from None
+    if "\0" in text:
+        raise ConfigError(f"{name}: not a text file: it contains a NUL", "write it anew with a text editor")
+    return from_text(text, str(name))
+
+
+def read_regular_file(path: Path) -> bytes:
+    """Return a file's content. Raises OSError, also for what is no regular file: a FIFO might never end."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return file.read()
 
 
 def from_text(text: str, name: str) -> Settings:
@@ -130,7 +144,10 @@ def _unknown(assignment: Assignment, name: str) -> ConfigError:
 
 def load_in_child(path: Path | None = None) -> Settings:
     """load(), in a child process: see isolated.py. Raises ConfigError, also where the child fails."""
-    fields: dict[str, Any] = call_in_child(lambda: dataclasses.asdict(load(path)), READ_SECONDS)
+    try:
+        fields: dict[str, Any] = call_in_child(lambda: dataclasses.asdict(load(path)), READ_SECONDS)
+    except ChildError as error:
+        raise ConfigError(f"{path or DEFAULT_PATH}: its reader {error}") from None
     for name, value in fields.items():
         fields[name] = tuple(value) if isinstance(value, list) else value
     return Settings(**fields)

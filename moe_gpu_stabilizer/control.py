@@ -84,7 +84,7 @@ class FloorControl:
         else:
             wanted = self.settings.devfreq or f"a GPU in {devfreq.CLASS_DIRECTORY}"
             every = f"looking again every {self.settings.rebind_seconds:g} s"
-            self._troubles.begin("node", f"no GPU node yet ({wanted}); {every}")
+            self._troubles.begin("node", f"no GPU node yet ({wanted}); {every}; --check says more")
 
     def apply(self, settings: Settings, pid: int | None) -> None:
         """Use other settings from now on, also for a floor that is up, on behalf of `pid`."""

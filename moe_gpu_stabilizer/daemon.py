@@ -18,10 +18,13 @@ from .processes import ProcessVanishedError, printable
 from .rebind import Rebinder
 from .runtime import Runtime
 from .settings import NANOSECONDS, Settings
+from .signals import Terminal, listen_for_signals
 from .tracker import Known, Tracker
 from .uprobes import KIND_EXEC, Probe
 
 logger = logging.getLogger(__name__)
+
+SIGNALS_AT_ONCE = 65536
 
 # A process that counts wakes us at most twice per hold: the floor is up by then, and the map has the time of its last
 # call.
@@ -47,6 +50,7 @@ class Daemon:
         self._state = policy.State(settings.hold_ns)
         self._next_tick_ns = 0
         self._leaving = False
+        self._terminal = Terminal()
 
     def run(self) -> None:
         """Watch until SIGTERM or SIGINT, and leave the clock as it was found."""
@@ -90,6 +94,7 @@ class Daemon:
         self._rebinder.close()
         self._probe.close()
         self._runtime.forget_status()
+        logger.info("stopped")
 
     # What the kernel says.
 
@@ -135,11 +140,13 @@ class Daemon:
         self._tracker.forget(tgid)
 
     def _on_signals(self, signals: int) -> None:
-        for number in os.read(signals, 64):
-            if number == signal.SIGHUP:
-                self._reload()
-            else:
-                self._leaving = True
+        heard = set(os.read(signals, SIGNALS_AT_ONCE))
+        if signal.SIGIO in heard:
+            self._rebinder.release_wanted()
+        if heard & {signal.SIGTERM, signal.SIGINT} or (signal.SIGHUP in heard and self._terminal.has_hung_up()):
+            self._leaving = True
+        elif signal.SIGHUP in heard:
+            self._reload()
 
     # What the policy wants.
 
@@ -227,12 +234,3 @@ class Daemon:
 
 def is_due(deadline_ns: int | None) -> bool:
     return deadline_ns is not None and deadline_ns <= time.monotonic_ns()
-
-
-def listen_for_signals() -> int:
-    """Turn TERM, INT and HUP into bytes to read from the returned descriptor."""
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda _number, _frame: None)
-    return reader

@@ -128,10 +128,11 @@ def _answer(function: Callable[[], Any], writer: int) -> None:
             if descriptor > STANDARD_ERROR and descriptor != writer:
                 with contextlib.suppress(OSError):  # the listing's own
                     os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_AS, (CHILD_MEMORY_BYTES, CHILD_MEMORY_BYTES))
+        limit_memory()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGIO, signal.SIG_IGN)  # about the parent's leases
         try:
             answer = {"value": function()}
         except StabilizerError as error:
@@ -141,3 +142,10 @@ def _answer(function: Callable[[], Any], writer: int) -> None:
             pipe.write(text)
     finally:
         os._exit(0)
+
+
+def limit_memory() -> None:
+    """A file that lies about its sizes may cost this much. Whoever started us may have allowed less."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    allowed = CHILD_MEMORY_BYTES if most == resource.RLIM_INFINITY else min(CHILD_MEMORY_BYTES, most)
+    resource.setrlimit(resource.RLIMIT_AS, (allowed, most))

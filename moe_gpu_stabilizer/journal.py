@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,14 @@ class Troubles:
         if self.lasting.get(cause) != message:
             self.lasting[cause] = message
             logger.log(level, "%s", message)
+
+    def replace(self, kind: str, messages: Mapping[str, str]) -> None:
+        """The troubles of this kind are now these, by what they are about; those that are not among them are over."""
+        for cause in [cause for cause in self.lasting if cause.startswith(f"{kind} ")]:
+            if cause.removeprefix(f"{kind} ") not in messages:
+                del self.lasting[cause]
+        for about, message in messages.items():
+            self.begin(f"{kind} {about}", message)
 
     def end(self, cause: str, message: str) -> None:
         """Say `message` if there was trouble with this cause."""

@@ -17,6 +17,7 @@ from typing import Literal
 
 from . import uprobes
 from .errors import ProbeError
+from .invocation import again_as_root
 from .settings import NANOSECONDS
 
 NEEDED_VERSION = (5, 8)  # the BPF ring buffer
@@ -37,9 +38,6 @@ EVIDENCE = {
 }
 
 LOCKDOWN_FILE = "sys/kernel/security/lockdown"
-
-# What an ordinary user may do about what cannot be seen.
-AS_ROOT = "sudo moe-gpu-stabilizer --check"
 
 State = Literal["ok", "note", "unknown", "missing"]
 
@@ -175,7 +173,7 @@ def findings(kernel: KernelSupport, section: str) -> Iterator[Finding]:
 
 def _tried(attempt: Attempt, success: str) -> tuple[State, str, str]:
     if attempt.works is None:
-        return "unknown", "loading it cannot be tried without root", AS_ROOT
+        return "unknown", "loading it cannot be tried without root", again_as_root()
     return ("ok", success, "") if attempt.works else ("missing", attempt.problem, attempt.remedy)
 
 
@@ -201,7 +199,7 @@ def _options(kernel: KernelSupport) -> Iterator[tuple[State, str, str]]:
         yield "missing", f"{option} is not set ({kernel.options_seen_in})", f"a kernel built with {option}=y is needed"
     if unseen:
         may_try = kernel.library.works and kernel.program.works is None
-        remedy = f"{AS_ROOT} tries it" if may_try else ""
+        remedy = f"{again_as_root()} tries it" if may_try else ""
         yield "unknown", f"{_without_prefix(unseen)}: cannot be seen, no configuration is readable", remedy
 
 

@@ -120,7 +120,8 @@ class Finder:
         return found
 
     def look_again(self, file: FileId) -> None:
-        """The file's content has changed: visit its users at the next scan."""
+        """The file's content may have changed, also where size and times say nothing: read it again."""
+        self._offsets = {version: offsets for version, offsets in self._offsets.items() if version.file != file}
         for visit in self.visits.values():
             if any(version.file == file for version in visit.uses):
                 visit.next_ns = 0
@@ -138,17 +139,17 @@ class Finder:
                     versions.setdefault(Version.of(status), Place(os.path.realpath(path), path))
         return versions
 
-    def without_functions(self) -> set[str]:
-        """What the owner should know is not watched: a libllama without the functions, a pattern without a hit."""
+    def without_functions(self) -> dict[str, str]:
+        """What the owner should know is not watched, and why: a libllama without the functions, a pattern in vain."""
         lying = self.lying_about()
         watched = {place.path for version, place in lying.items() if self._offsets.get(version)}
         cores = {place.path for place in lying.values() if CORE_NAME.match(os.path.basename(place.path))}
-        in_vain = {
-            pattern
-            for pattern in self.patterns
-            if not any(os.path.realpath(path) in watched for path in matches(pattern))
-        }
-        return in_vain | (cores - watched)
+        useless = dict.fromkeys(cores - watched, "it has no llama_decode")
+        for pattern in self.patterns:
+            paths = matches(pattern)
+            if not any(os.path.realpath(path) in watched for path in paths):
+                useless[pattern] = "it has no llama_decode" if any(map(os.path.isfile, paths)) else "no such file"
+        return useless
 
     def _visit_processes(self, now_ns: int) -> None:
         alive = every_pid_and_inode(self._proc)

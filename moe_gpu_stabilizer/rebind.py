@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from .bindings import Attacher, Bindings
 from .fanotify import WriteWatch
+from .files import FileId
 from .journal import Troubles
 from .libraries import Finder, Library
 from .processes import printable
@@ -71,13 +72,14 @@ class Rebinder:
             logger.info("attached %s (%s)", printable(library.place.path), ", ".join(sorted(library.offsets)))
         for library in change.detached:
             logger.info("detached %s", printable(library.place.path))
-        for library, reason in change.failed:
-            path = printable(library.place.path)
-            self._troubles.begin(f"attach {library.version}", f"cannot attach to {path}: {reason}")
+        for library, _ in change.failed:
+            self._finder.look_again(library.version.file)
+        failed = {printable(library.place.path): reason for library, reason in change.failed}
+        self._troubles.replace("attach", {path: f"cannot attach to {path}: {why}" for path, why in failed.items()})
         if not self._finder.reading:  # until all is read, a library may only seem to have nothing to watch
-            for path in self._finder.without_functions():
-                message = f"nothing to watch in {printable(path)}: it has no llama_decode"
-                self._troubles.begin(f"useless {path}", message)
+            useless = {printable(path): why for path, why in self._finder.without_functions().items()}
+            messages = {path: f"nothing to watch in {path}: {why}" for path, why in useless.items()}
+            self._troubles.replace("useless", messages)
 
     def rebind_and_wait(self) -> None:
         """rebind(), and wait for the files that look like llama.cpp, which are read first."""
@@ -93,6 +95,18 @@ class Rebinder:
             self._finder.finish_reading()
             self.rebind()
             self._changed()
+
+    def release_wanted(self) -> None:
+        """SIGIO: somebody opens a probed file for writing, and waits until we have let go of it."""
+        for file in self._bindings.wanted_for_writing():
+            self._release(file)
+        self._changed()
+
+    def _release(self, file: FileId) -> None:
+        library = self._bindings.written(file)
+        if library:
+            logger.info("detached %s: it is being rewritten", printable(library.place.path))
+        self._finder.look_again(file)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -120,10 +134,8 @@ class Rebinder:
         assert self._watch is not None
         writes = self._watch.read()
         for write in writes:
-            library = self._bindings.written(write.file) if write.modified else None
-            if library:
-                logger.info("detached %s: it is being rewritten", printable(library.place.path))
-            self._finder.look_again(write.file)
+            if write.modified:
+                self._release(write.file)
         if any(write.closed for write in writes):
             self.rebind()
         self._changed()

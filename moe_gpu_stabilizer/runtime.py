@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from .errors import StabilizerError
+from .invocation import again_as_root
 from .policy import Process
 from .processes import is_running
 
 DEFAULT_DIRECTORY = Path("/run/moe-gpu-stabilizer")
+
+
+def root_hint() -> str:
+    return "" if os.geteuid() == 0 else f"it needs root: {again_as_root()}"
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Runtime:
         try:
             self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         except OSError as error:
-            raise StabilizerError(f"cannot make {self.directory}: {error.strerror}") from None
+            raise StabilizerError(f"cannot make {self.directory}: {error.strerror}", root_hint()) from None
 
     def lock(self) -> bool:
         """Hold the lock until this process ends; False where another daemon holds it. Raises StabilizerError.
@@ -57,7 +62,7 @@ class Runtime:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise StabilizerError(f"cannot lock {path}: {error.strerror}") from None
+            raise StabilizerError(f"cannot lock {path}: {error.strerror}", root_hint()) from None
         return True
 
     def save_raised(self, raised: Raised) -> None:

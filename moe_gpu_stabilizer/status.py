@@ -94,10 +94,13 @@ def headline(status: Mapping[str, Any]) -> str:
 def render(status: Mapping[str, Any]) -> str:
     """The report of `--status` for people."""
     node = status["node"] or "none found yet"
+    times = {0: "never", 1: "once"}.get(status["raised_times"], f"{status['raised_times']} times")
+    # It is not written again while nothing changes: the stretch that goes on has grown since.
+    seconds = status["raised_seconds"] + (time.time() - status["written_at"] if status["raised_since"] else 0)
     rows = [
         ("state", headline(status)),
         ("GPU node", node),
-        ("raised", f"{status['raised_times']} times, {status['raised_seconds']:.1f} s in all since the daemon started"),
+        ("raised", f"{times}, {seconds:.1f} s in all since the daemon started"),
     ]
     rows += [("library", f"{one['path']} ({', '.join(one['functions'])})") for one in status["libraries"]]
     for one in status["processes"]:

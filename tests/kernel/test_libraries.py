@@ -190,16 +190,40 @@ def test_a_stale_probe_makes_rewritten_code_run_old_instructions(answering: Answ
 
 
 def test_the_daemon_leaves_no_stale_probe(start_daemon: Start, answering: Answering) -> None:
+    """A writer waits until the daemon has let go, so that a program that starts right after it gets the new code."""
+    original = answering.library.read_bytes()
     daemon = start_daemon(libraries=answering.library, rebind_seconds=3600)
     with killed_at_the_end(ask(answering.program)) as old:
         assert answer_of(old) == b"2"
-        rewrite_in_place(answering.library, answering.other)
-        daemon.wait_for_log(rf"^detached {answering.library}: it is being rewritten$")
+        for rounds, (content, answer) in enumerate([(answering.other, b"3"), (original, b"2")] * 3, start=1):
+            rewrite_in_place(answering.library, content)
+            with killed_at_the_end(ask(answering.program)) as new:
+                assert answer_of(new) == answer
+            wait_until(lambda: daemon.log.count(f"attached {answering.library} ") > rounds, "attached again")  # noqa: B023
+            with killed_at_the_end(ask(answering.program)) as new:
+                assert answer_of(new) == answer
+
+
+def test_a_rewrite_that_size_and_times_do_not_show(start_daemon: Start, answering: Answering) -> None:
+    """As rsync --inplace --times does it, or a build with normalised times."""
+    os.utime(answering.library, (1, 1))
+    daemon = start_daemon(libraries=answering.library, rebind_seconds=3600)
+    with killed_at_the_end(ask(answering.program)) as old:
+        assert answer_of(old) == b"2"
+        assert len(answering.other) == answering.library.stat().st_size
+        with answering.library.open("r+b") as file:
+            file.write(answering.other)
+            os.utime(answering.library, (1, 1))
+        wait_until(lambda: daemon.log.count(f"attached {answering.library} ") > 1, "attached again")
         with killed_at_the_end(ask(answering.program)) as new:
             assert answer_of(new) == b"3"
-        wait_until(lambda: daemon.log.count(f"attached {answering.library} ") == 2, "attached again")
-        with killed_at_the_end(ask(answering.program)) as new:
-            assert answer_of(new) == b"3"
+
+
+def test_a_library_that_somebody_has_open_for_writing_waits(start_daemon: Start, answering: Answering) -> None:
+    with answering.library.open("r+b"):
+        daemon = start_daemon(libraries=answering.library, rebind_seconds=0.3)
+        daemon.wait_for_log(rf"^cannot attach to {answering.library}: somebody has it open for writing$")
+    daemon.wait_for_log(rf"^attached {answering.library} ")
 
 
 @contextmanager
