@@ -9,9 +9,10 @@ usage: ./install.sh --demo          set up, and show the whole path on a simulat
        ./install.sh --help
 
 Run it as root, in a clone of the repository, on Debian 12 or 13 or Ubuntu 22.04 or 24.04. It installs Debian packages,
-and Python packages into .venv in the clone; nothing else on the machine is changed.
+and Python packages into .venv in the clone. For the tests it also builds llama.cpp in ~/.cache/moe-gpu-stabilizer, and
+links kernel headers to where BCC looks if the running kernel has none of its own. Nothing else is changed.
 
-exit status: 0 all is well, 1 something failed, 2 wrong usage
+exit status: 0 all is well, 1 something failed, 2 wrong usage; with --test that of pytest
 END
 }
 
@@ -77,25 +78,29 @@ install_packages() {
         die "apt-get could not install ${missing[*]}" "is the network there? run it by hand: apt-get install ${missing[*]}"
 }
 
-# Python packages that Debian does not carry, or only too old.  Done again only when pyproject.toml has changed.
+# What .venv holds: the clone's place, the extra, pyproject.toml.
+venv_stamp() { printf '%s' "$here${1:+[$1]} $(sha256sum <"$here/pyproject.toml")"; }
+
+# Python packages that Debian does not carry, or only too old.  Done again only when something of that has changed; one with
+# the test packages serves for all.
 # usage: make_venv [EXTRA]
 make_venv() {
-    local wanted="$here${1:+[$1]}" stamp=$venv/.installed sum
-    sum="$wanted $(sha256sum <"$here/pyproject.toml")"
-    [ "$(cat "$stamp" 2>/dev/null)" != "$sum" ] || return 0
+    local wanted="$here${1:+[$1]}" stamp=$venv/.installed found
+    found=$(cat "$stamp" 2>/dev/null) || true
+    [ "$found" != "$(venv_stamp "${1:-}")" ] && [ "$found" != "$(venv_stamp test)" ] || return 0
     say "setting up $venv"
     rm -f "$stamp"
     "$python" -m venv --system-site-packages "$venv" || die "cannot make $venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$wanted" </dev/null ||
         die "pip could not install what pyproject.toml names" "is the network there?"
-    printf '%s' "$sum" >"$stamp"
+    venv_stamp "${1:-}" >"$stamp"
 }
 
 demo() {
     require_root --demo
     require_debian
     install_packages "${run_packages[@]}" "${demo_packages[@]}"
-    [ -e "$venv/.installed" ] || make_venv
+    make_venv
     exec "$venv/bin/python" -m moe_gpu_stabilizer --demo
 }
 

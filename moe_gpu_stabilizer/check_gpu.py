@@ -14,11 +14,8 @@ from .errors import DevfreqError, StabilizerError
 from .invocation import again_as_root, command
 from .kernel_support import Finding
 from .processes import printable
-from .runtime import Runtime
+from .runtime import MOST_HZ, Runtime
 from .settings import Settings
-
-# No GPU runs at a terahertz: what claims to is not a frequency, and may be too long a number to print.
-MOST_HZ = 10**12
 
 MOST_GOVERNOR_CHARACTERS = 60
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -12,10 +15,12 @@ from pathlib import Path
 
 from .devfreq import mhz
 from .errors import StabilizerError
+from .invocation import again_as_root
 from .matching import judge_launch
+from .processes import printable
 from .settings import Settings
 from .simulator import AVAILABLE_HZ
-from .stage import Stage, StandIn, build_stand_in
+from .stage import Stage, StandIn, build_stand_in, die_with_parent
 
 # One token of a model whose experts are on the CPU, scaled to a tenth: 36 % of it on the GPU at the lowest clock.
 CPU_SECONDS, GPU_SECONDS_AT_LOWEST = 0.064, 0.036
@@ -24,12 +29,15 @@ DECODE_SECONDS = 2.5
 RAISE_SECONDS, GIVE_BACK_SECONDS = 2.0, 4.0
 # The sampling of a thread's work may add a quarter of the hold; a busy machine a little more.
 GIVE_BACK_TOLERANCE_SECONDS = 0.8
+COMMAND_ENDS_SECONDS = 10
+REBIND_SECONDS = 0.5
+LINES_OF_A_FAILURE = 5
 LOWEST_HZ, HIGHEST_HZ = AVAILABLE_HZ[0], AVAILABLE_HZ[-1]
 
 INTRODUCTION = """\
 moe-gpu-stabilizer demo. The GPU is simulated: a directory with the files of a devfreq node and a governor that follows
 the load. The daemon, its uprobes and the programs they watch are real. min_freq is the only file the daemon writes.
-MHz under cur_freq is what the GPU would run at. Nothing outside of a temporary directory is touched."""
+All files are in a temporary directory. As ever, the daemon also watches whatever other llama.cpp this machine runs."""
 
 
 class Expectations:
@@ -54,7 +62,11 @@ class Expectations:
 def main(command: Sequence[str]) -> int:
     """Run the demo, with the user's own `command` where one is given. Returns the exit status."""
     if os.geteuid() != 0:
-        raise StabilizerError("the demo attaches real uprobes and needs root", "sudo moe-gpu-stabilizer --demo")
+        raise StabilizerError("the demo attaches real uprobes and needs root", again_as_root())
+    if command and shutil.which(command[0]) is None:
+        raise StabilizerError(f"cannot run {command[0]}", "name a program that is there and executable")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
     print(INTRODUCTION)
     with tempfile.TemporaryDirectory(prefix="moe-gpu-stabilizer-demo.") as name, ExitStack() as stack:
         directory = Path(name)
@@ -66,19 +78,24 @@ def main(command: Sequence[str]) -> int:
         if library and program:
             expectations = play_story(stage, stack, library, program)
         else:
-            expectations = play_command(stage, command)
+            expectations = play_command(stage, stack, command)
     return expectations.summarize()
+
+
+def leave(number: int, _frame: object) -> None:
+    """End the demo as Ctrl-C does: with nothing left running."""
+    raise SystemExit(128 + number)
 
 
 def play_story(stage: Stage, stack: ExitStack, library: Path, program: Path) -> Expectations:
     """The built-in demo: without the daemon, then with it: a dense model, a MoE model, idleness."""
     expectations = Expectations()
-    # A flag of this demo alone: it must not take your llama.cpp, or another demo's, for its own.
+    # Tagged for this demo alone: it must not take your llama.cpp, or another demo's, for its own.
     flag = f"--cpu-moe=demo-{os.getpid()}"
     moe, dense = StandIn(program, flag), StandIn(program)
     for stand_in in (moe, dense):
         stack.callback(stand_in.close)
-    stage.say("demo", f"a MoE model with its experts on the CPU decodes (pid {moe.pid}, {flag}); no daemon yet")
+    stage.say("demo", f"a MoE model with its experts on the CPU decodes; no daemon yet (pid {moe.pid}, {flag})")
     before = decode(stage, moe, TAKING_TURNS)
     stays_low = stage.gpu.cur_hz == LOWEST_HZ
     expectations.expect(f"left alone, the governor stays at {mhz(LOWEST_HZ)} at 36 % load", stays_low)
@@ -130,26 +147,29 @@ def decode(stage: Stage, model: StandIn, load: float) -> float:
     return tokens / (time.monotonic() - began)
 
 
-def play_command(stage: Stage, command: Sequence[str]) -> Expectations:
+def play_command(stage: Stage, stack: ExitStack, command: Sequence[str]) -> Expectations:
     """Run the user's own command under the real daemon, until it ends or Ctrl-C."""
     expectations = Expectations()
     log = Path(tempfile.mkstemp(prefix="moe-gpu-stabilizer-demo-command.", suffix=".log")[1])
-    stage.start_daemon(rebind_seconds=0.5)
+    stage.start_daemon(rebind_seconds=REBIND_SECONDS)
     with log.open("wb") as output:
         try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=die_with_parent
+            )
         except OSError as error:
             log.unlink()
             raise StabilizerError(f"cannot run {command[0]}: {error.strerror}") from None
-    shown = " ".join(command)[:80]
-    stage.say("demo", f"started pid {process.pid}: {shown}; what it prints goes to {log}; Ctrl-C ends it")
+    stack.callback(process.kill)
+    stage.say("demo", f"started pid {process.pid}: {shlex.join(command)}")
+    stage.say("demo", f"what it prints goes to {log}; Ctrl-C ends it")
     try:
-        while process.poll() is None:
-            load = TAKING_TURNS if stage.gpu.min_hz > LOWEST_HZ else IDLE
-            stage.play(0.5, load, lambda: process.poll() is not None)
+        play_until_ended(stage, process)
     except KeyboardInterrupt:
-        process.terminate()
-    stage.say("demo", f"pid {process.pid} has ended with status {process.wait()}")
+        # The terminal has told the command, too: a second signal would make llama-server leave without a good-bye.
+        if not stage.play(COMMAND_ENDS_SECONDS, IDLE, lambda: process.poll() is not None):
+            process.terminate()
+    stage.say("demo", f"pid {process.pid} {describe_end(process.wait())}")
     given_back = stage.play(GIVE_BACK_SECONDS, IDLE, lambda: stage.gpu.min_hz == LOWEST_HZ)
     judged = stage.has_said(") counts: ") or stage.has_said(") is ignored: ")
     expectations.expect("calls into libllama were seen", judged)
@@ -159,7 +179,26 @@ def play_command(stage: Stage, command: Sequence[str]) -> Expectations:
     else:
         expectations.expect("nothing in its launch says experts on the CPU: the floor was left alone", not raised)
     expectations.expect("min_freq is as it was", given_back)
+    if not judged:
+        print(f"\nIt ended before a call was seen. A library is found within {REBIND_SECONDS} s: give it more to do.")
+    if process.returncode or not judged:
+        print(f"The end of what it printed ({log}):", *last_lines(log), sep="\n  ")
     return expectations
+
+
+def play_until_ended(stage: Stage, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:
+        load = TAKING_TURNS if stage.gpu.min_hz > LOWEST_HZ else IDLE
+        stage.play(REBIND_SECONDS, load, lambda: process.poll() is not None)
+
+
+def describe_end(status: int) -> str:
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"
+
+
+def last_lines(log: Path) -> list[str]:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [printable(line) for line in lines[-LINES_OF_A_FAILURE:]]
 
 
 def counts_by_launch(command: Sequence[str]) -> bool:

@@ -42,7 +42,7 @@ class Reading:
     """The symbols of some files, being read in a child. Readable, as Child is, when some of the answer has arrived."""
 
     def __init__(self, files: Mapping[Version, Place]) -> None:
-        """Start it. Raises OSError where there is no memory, process or descriptor left."""
+        """Start it. Raises ChildError where there is no memory, process or descriptor left."""
         self.files = dict(files)
         self.deadline_ns = time.monotonic_ns() + READ_SECONDS * NANOSECONDS
         self.child = Child(lambda: [offsets_at(place, version) for version, place in files.items()])

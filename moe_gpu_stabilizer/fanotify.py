@@ -71,7 +71,7 @@ class WriteWatch:
         writes: list[Write] = []
         try:
             events = os.read(self._fd, READ_BYTES)
-        except BlockingIOError:
+        except OSError:  # nothing there; or no descriptor left for the event's file: its times tell at the next tick
             return writes
         offset = 0
         while offset < len(events):

@@ -35,6 +35,8 @@ class Floor:
         if self.node is None:
             raise DevfreqError("no GPU node")
         floor_hz = self.node.floor_hz(wanted_hz)
+        if self.raised is not None and self.raised.node != str(self.node):
+            raise DevfreqError(f"the floor of {self.raised.node} is still to be given back")
         if self.raised is None:
             baseline_hz = self.node.min_hz
             if baseline_hz >= floor_hz:

@@ -26,7 +26,7 @@ def command(*options: str) -> str:
     line = shlex.join([*program(), *options])
     if os.geteuid() == 0:
         return line
-    return f"sudo {line}" if shutil.which("sudo") else f"as root: {line}"
+    return f"sudo {line}" if shutil.which("sudo") else f"{line} (as root)"
 
 
 def again_as_root() -> str:

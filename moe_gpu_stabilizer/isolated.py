@@ -37,12 +37,20 @@ class Child:
     _unreaped: ClassVar[set[int]] = set()
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        """Start it. Raises OSError where there is no memory, process or descriptor left."""
+        """Start it. Raises ChildError where there is no memory, process or descriptor left."""
         self._reap()
-        self._reader, writer = os.pipe()
         self._chunks: list[bytes] = []
         self._complete = False
-        self._pid = os.fork()
+        try:
+            self._reader, writer = os.pipe()
+        except OSError as error:
+            raise ChildError(f"cannot be started: {error.strerror}") from None
+        try:
+            self._pid = os.fork()
+        except OSError as error:
+            os.close(self._reader)
+            os.close(writer)
+            raise ChildError(f"cannot be started: {error.strerror}") from None
         if self._pid == 0:
             _answer(function, writer)
         os.close(writer)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +23,7 @@ def under_systemd() -> bool:
 
 def set_up_logging(level: str) -> None:
     """Send the program's lines to where they belong, from this level on."""
-    logging.getLogger(__package__).addHandler(_journal_handler() if under_systemd() else _stream_handler())
+    logging.getLogger(__package__).addHandler(_journal_handler() if under_systemd() else PatientHandler())
     set_log_level(level)
 
 
@@ -30,10 +32,25 @@ def set_log_level(level: str) -> None:
     logging.getLogger(__package__).setLevel(level.upper())
 
 
-def _stream_handler() -> logging.Handler:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    return handler
+class PatientHandler(logging.Handler):
+    """Writes to standard error, and never waits: a stopped terminal or a full pipe loses lines, not the floor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost = 0
+        self._poller = select.poll()
+        self._poller.register(sys.stderr, select.POLLOUT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._poller.poll(0):
+            self._lost += 1
+            return
+        lost, self._lost = self._lost, 0
+        with contextlib.suppress(OSError):  # the reader has left, the disk is full: there is nobody to tell
+            if lost:
+                sys.stderr.write(f"({lost} lines were lost: nobody read them)\n")
+            sys.stderr.write(record.getMessage() + "\n")
+            sys.stderr.flush()
 
 
 def _journal_handler() -> logging.Handler:

@@ -34,7 +34,11 @@ USUAL_PLACES = (
 )
 
 # An executable mapping of such a file, in /proc/PID/maps: address range, permissions, offset, device, inode, path.
-MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ \S+ \d+ +(/(?:.*/)?libllama[^/\n]*\.so[^/\n]*)$", re.MULTILINE)
+MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ (\S+ \d+) +(/(?:.*/)?libllama[^/\n]*\.so[^/\n]*)$", re.MULTILINE)
+
+# A llama-server has about 300 mappings, 100 bytes each. Any user may make a process with 65,000.
+MOST_MAPS_BYTES = 4 << 20
+MOST_LIBRARIES_OF_A_PROCESS = 64
 
 # libllama.so.0.5.0, libllama.v0.5.0.so; not libllama-common.so, which comes with it and has none of the functions.
 CORE_NAME = re.compile(r"libllama\.(so|v\d)")
@@ -226,10 +230,12 @@ def files_used_by(directory: Path) -> Iterator[tuple[Version, Place]]:
     root.
     """
     yield Version.of(os.stat(directory / "exe")), Place(os.readlink(directory / "exe"), str(directory / "exe"))
-    maps = read_proc(directory / "maps", most_bytes=1 << 26)
+    maps = read_proc(directory / "maps", MOST_MAPS_BYTES)
     if b"/libllama" not in maps:
         return
-    for addresses, path in MAPPED.findall(maps):
+    # A file that is mapped a thousand times is one file; nobody needs many of them.
+    once = {file: (addresses, path) for addresses, file, path in MAPPED.findall(maps)}
+    for addresses, path in list(once.values())[:MOST_LIBRARIES_OF_A_PROCESS]:
         name = os.fsdecode(path)
         # map_files leads to the very inode, whatever has become of the name; it is open to root alone.
         for openable in (directory / "map_files" / addresses.decode(), Path(f"{directory}/root{name}")):

@@ -56,8 +56,10 @@ def uprobe_type() -> int:
     """The type number of uprobes. Raises ProbeError where this kernel has none."""
     try:
         return int(TYPE_FILE.read_text())
-    except OSError:
+    except FileNotFoundError:
         raise ProbeError("this kernel has no uprobes", "it needs CONFIG_UPROBE_EVENTS=y") from None
+    except OSError as error:
+        raise ProbeError(f"cannot read {TYPE_FILE}: {error.strerror}") from None
 
 
 def open_event(attributes: ctypes.Array[ctypes.c_char]) -> int:

@@ -14,8 +14,9 @@ PROC = Path("/proc")
 # 0.1 %; one that waits for the GPU inside a call still computes experts in between.
 AT_WORK_SHARE = 0.03
 
-# Positions in /proc/PID/stat, counted behind the ")" that ends the name (proc(5): fields 3 and 22).
+# Positions in /proc/PID/stat, counted behind the ")" that ends the name (proc(5): fields 3, 12, 14, 15, 22).
 STATE_FIELD = 0
+MAJOR_FAULTS_FIELD = 9
 START_TIME_FIELD = 19
 CPU_FIELDS = slice(11, 13)
 CLOCK_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -123,31 +124,36 @@ def printable(text: str) -> str:
 
 
 class ThreadMeter:
-    """Tells whether one thread is at work, by comparing its CPU time between two looks."""
+    """Tells whether one thread is at work, by comparing its CPU time and page faults between two looks."""
 
     def __init__(self, tgid: int, proc: Path = PROC) -> None:
         self._tgid = tgid
         self._proc = proc
         self._tid = 0
         self._cpu_ns = 0
+        self._major_faults = 0
         self._looked_ns = 0
 
     def at_work(self, tid: int, since_ns: int, now_ns: int) -> bool:
         """Is thread `tid` at work at `now_ns`? Work before `since_ns`, its last call, is no sign of work after it.
 
-        The first look after a call only notes the CPU time, unless the thread waits for the disk (state D): a model
-        that is larger than memory is read while it computes.
+        The first look after a call only notes the numbers, unless the thread waits in state D: a model that is larger
+        than memory is read while it computes. A thread that stays in D without a page fault waits for something else.
         """
         directory = self._proc / str(self._tgid) / "task" / str(tid)
         try:
-            state = _stat_fields(directory)[STATE_FIELD]
+            fields = _stat_fields(directory)
+            waits, major_faults = fields[STATE_FIELD] == b"D", int(fields[MAJOR_FAULTS_FIELD])
             cpu_ns = self._cpu_time_ns(directory)
-        except ProcessVanishedError:
+        except (ProcessVanishedError, IndexError, ValueError):
             return False
         comparable = tid == self._tid and self._looked_ns >= since_ns
         used_ns, passed_ns = cpu_ns - self._cpu_ns, now_ns - self._looked_ns
-        self._tid, self._cpu_ns, self._looked_ns = tid, cpu_ns, now_ns
-        return state == b"D" or (comparable and used_ns >= AT_WORK_SHARE * passed_ns)
+        faulted = major_faults != self._major_faults
+        self._tid, self._cpu_ns, self._major_faults, self._looked_ns = tid, cpu_ns, major_faults, now_ns
+        if not comparable:
+            return waits
+        return used_ns >= AT_WORK_SHARE * passed_ns or (waits and (faulted or used_ns > 0))
 
     @staticmethod
     def _cpu_time_ns(directory: Path) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from .bindings import Attacher, Bindings
 from .fanotify import WriteWatch
 from .files import FileId
+from .isolated import ChildError
 from .journal import Troubles
 from .libraries import Finder, Library
 from .processes import printable
@@ -61,8 +62,8 @@ class Rebinder:
         before = self._finder.reading
         try:
             found = self._finder.look(time.monotonic_ns())
-        except OSError as error:  # out of descriptors, memory or processes: the next tick tries again
-            self._troubles.begin("look", f"cannot look for libraries: {error.strerror}")
+        except (OSError, ChildError) as error:  # out of descriptors, memory or processes: the next tick tries again
+            self._troubles.begin("look", f"cannot look for libraries: {error}")
             return
         self._troubles.end("look", "libraries can be looked for again")
         if self._finder.reading and self._finder.reading is not before:

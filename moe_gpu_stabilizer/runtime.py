@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -18,6 +19,10 @@ from .policy import Process
 from .processes import is_running
 
 DEFAULT_DIRECTORY = Path("/run/moe-gpu-stabilizer")
+
+
+# No GPU runs at a terahertz.
+MOST_HZ = 10**12
 
 
 def root_hint() -> str:
@@ -76,8 +81,8 @@ class Runtime:
             return None
         try:
             raised = Raised(str(saved["node"]), int(saved["baseline_hz"]), tuple(int(hz) for hz in saved["written_hz"]))
-            if not raised.written_hz:
-                raise ValueError("nothing was written")
+            if not raised.written_hz or not all(0 < hz < MOST_HZ for hz in (raised.baseline_hz, *raised.written_hz)):
+                raise ValueError("nothing that was ever written")
             return raised
         except (LookupError, TypeError, ValueError, OverflowError):
             raise StabilizerError(
@@ -85,7 +90,11 @@ class Runtime:
             ) from None
 
     def forget_raised(self) -> None:
-        self._raised.unlink(missing_ok=True)
+        """Nothing is to be given back any more. Raises StabilizerError."""
+        try:
+            self._raised.unlink(missing_ok=True)
+        except OSError as error:
+            raise StabilizerError(f"cannot remove {self._raised}: {error.strerror}") from None
 
     def save_status(self, status: dict[str, Any]) -> None:
         self._write(self._status, status)
@@ -99,20 +108,22 @@ class Runtime:
             raise StabilizerError(f"{self._status} is damaged", "restart the daemon") from None
 
     def forget_status(self) -> None:
-        self._status.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what stays is known to be stale by its process
+            self._status.unlink()
 
     def _read(self, path: Path) -> Any:
         try:
             return json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StabilizerError(f"cannot read {path}: {error}") from None
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
         """Replace a file in one step: whoever reads it, also after a power cut, finds the old or the new one whole."""
         temporary = path.with_suffix(".new")
         try:
+            self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)  # somebody may have tidied up /run
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             with open(descriptor, "w", encoding="utf-8") as file:
                 json.dump(content, file)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from .errors import StabilizerError
 from .simulator import AVAILABLE_HZ, SimulatedGpu
 
 SOURCE = Path(__file__).with_name("workload.c")
+PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.02
 READY_SECONDS = 20
 
@@ -70,6 +73,7 @@ class Stage:
         self._daemon = subprocess.Popen(
             [sys.executable, "-m", __package__, "--config", str(config)],
             stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment_of(self.directory / "run"),
+            preexec_fn=die_with_parent,
         )  # fmt: skip
         assert self._daemon.stderr is not None
         os.set_blocking(self._daemon.stderr.fileno(), False)
@@ -105,6 +109,11 @@ class Stage:
             text = line.decode("utf-8", "replace")
             self.daemon_lines.append(text)
             self.say("daemon", text)
+
+
+def die_with_parent() -> None:
+    """In a child: be told to stop when the demo is killed (prctl(2))."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def environment_of(runtime: Path) -> dict[str, str]:

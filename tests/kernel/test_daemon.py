@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.kernel.conftest import Llama
 from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode, RunningDaemon, stays, wait_until
@@ -231,7 +235,7 @@ def test_a_stop_gives_the_floor_back(start_daemon: Start, run: Run, llama: Llama
             raise_the_floor(workload, node)
             assert daemon.stop(number) == 0
             assert given_back(node)
-        assert daemon.log.splitlines()[-1] == "floor 306 MHz (stop)"
+        assert daemon.log.splitlines()[-2:] == ["floor 306 MHz (stop)", "stopped"]
         daemon.start()
 
 
@@ -310,13 +314,88 @@ def test_a_late_node_is_waited_for_and_raised_when_it_comes(
     assert daemon.log.count("no GPU node yet") == 1, "said once"
 
 
+def test_another_node_is_not_raised_while_the_first_is_still_to_be_given_back(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, tmp_path: Path
+) -> None:
+    other = PlainNode(tmp_path / "other")
+    daemon = start_daemon(libraries=llama.library, rebind_seconds=0.3, hold_seconds=1)
+    with run() as workload:
+        raise_the_floor(workload, node)
+        node.write("min_freq", "nonsense")
+        daemon.configure(devfreq=other.directory, libraries=llama.library, moe_flags=daemon.flag, rebind_seconds=0.3)
+        daemon.send(signal.SIGHUP)
+        daemon.wait_for_log(r"^cannot give the floor back: .* reads 'nonsense', not a frequency")
+        node.write("min_freq", HIGHEST_HZ)
+        wait_until(lambda: given_back(node), "the first node given back")
+        wait_until(lambda: given_back(other), "the other one left as it was")
+        raise_the_floor(workload, other)
+    wait_until(lambda: given_back(other), "the other one given back")
+
+
+def test_a_storm_of_hangups_neither_delays_a_call_nor_the_end(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library)
+    with run() as workload:
+        for _ in range(200):
+            daemon.send(signal.SIGHUP)
+        workload.do("call 1")
+        wait_until(lambda: raised(node), "the floor up", seconds=5)
+        for _ in range(200):
+            daemon.send(signal.SIGHUP)
+        assert daemon.stop() == 0
+    assert given_back(node)
+
+
+def test_a_log_that_nobody_reads_does_not_stop_the_daemon(
+    tmp_path: Path, package_root: Path, run: Run, llama: Llama, node: PlainNode, flag: str
+) -> None:
+    """As on a terminal that was stopped with Ctrl-S."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    daemon = RunningDaemon(tmp_path, node.directory, package_root, libraries=llama.library, moe_flags=flag)
+    with subprocess.Popen(
+        [sys.executable, "-m", "moe_gpu_stabilizer", "--config", str(daemon.config)],
+        stderr=writer, cwd=package_root, env={**os.environ, "RUNTIME_DIRECTORY": str(daemon.runtime)},
+    ) as process, run() as workload:  # fmt: skip
+        wait_until(lambda: (daemon.runtime / "status.json").exists(), "the daemon at work")
+        wait_until(lambda: workload.do("call 1") and raised(node), "the floor up")
+        wait_until(lambda: given_back(node), "the floor given back")
+        raise_the_floor(workload, node)
+        process.terminate()
+        assert process.wait(timeout=10) == 0
+    assert given_back(node)
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_closed_or_full_standard_streams_do_no_harm(
+    tmp_path: Path, package_root: Path, llama: Llama, node: PlainNode, flag: str, run: Run, redirection: str
+) -> None:
+    daemon = RunningDaemon(tmp_path, node.directory, package_root, libraries=llama.library, moe_flags=flag)
+    script = f'exec "$0" -m moe_gpu_stabilizer --config "$1" {redirection}'
+    with subprocess.Popen(
+        ["sh", "-c", script, sys.executable, str(daemon.config)],
+        cwd=package_root, env={**os.environ, "RUNTIME_DIRECTORY": str(daemon.runtime)},
+    ) as process, run() as workload:  # fmt: skip
+        wait_until(lambda: (daemon.runtime / "status.json").exists(), "the daemon at work")
+        wait_until(lambda: workload.do("call 1") and raised(node), "the floor up")
+        process.terminate()
+        assert process.wait(timeout=10) == 0
+    assert given_back(node)
+
+
 def test_a_second_daemon_refuses_to_start(start_daemon: Start) -> None:
     daemon = start_daemon()
     second = daemon.command("--config", str(daemon.config))
     assert second.returncode == 1
-    assert second.stderr == (
-        "moe-gpu-stabilizer: another moe-gpu-stabilizer is running; see moe-gpu-stabilizer --status\n"
-    )
+    assert second.stderr.startswith("moe-gpu-stabilizer: another moe-gpu-stabilizer is running; see ")
+    assert second.stderr.endswith(" --status\n")
 
 
 def test_status_says_for_whom_the_floor_is_up(start_daemon: Start, run: Run, llama: Llama, node: PlainNode) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kernel.conftest import Llama
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, wait_until
 
 EXPECTATION = re.compile(r"^  (ok    |FAILED)  (.*)$", re.MULTILINE)
 
@@ -49,8 +54,43 @@ def test_a_command_that_never_calls_ends_the_demo_with_a_failure() -> None:
 
 def test_a_command_that_cannot_run_is_one_clear_line() -> None:
     ended = run_demo("--", "/nonexistent/llama-server")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        "moe-gpu-stabilizer: cannot run /nonexistent/llama-server; name a program that is there and executable\n"
+    )
+
+
+def test_a_command_that_fails_is_quoted() -> None:
+    ended = run_demo("--", "sh", "-c", "echo no such model >&2; exit 3")
     assert ended.returncode == 1
-    assert ended.stderr == "moe-gpu-stabilizer: cannot run /nonexistent/llama-server: No such file or directory\n"
+    assert "has ended with status 3" in ended.stdout
+    assert "no such model" in ended.stdout
+    os.unlink(re.search(r"what it prints goes to (\S+);", ended.stdout)[1])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_a_demo_that_is_ended_leaves_nothing_running(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "moe_gpu_stabilizer", "--demo"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as demo:
+        assert demo.stdout is not None
+        directory = next(found[0] for line in demo.stdout if (found := re.search(r"/tmp/[^/]*-demo\.\w+", line)))
+        assert processes_of(directory) != []
+        demo.send_signal(number)
+        demo.wait(timeout=20)
+        wait_until(lambda: processes_of(directory) == [], "the daemon and the stand-ins gone")
+    assert demo.returncode == {signal.SIGINT: 130, signal.SIGKILL: -9}.get(number, 128 + number)
+    if number == signal.SIGKILL:
+        shutil.rmtree(directory)
+    assert not Path(directory).exists()
+
+
+def processes_of(directory: str) -> list[str]:
+    """The command lines that name this directory."""
+    found = []
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(cmdline.read_text(errors="replace"))
+    return [line for line in found if directory in line]
 
 
 def test_without_a_compiler_the_demo_says_what_to_install(tmp_path: Path) -> None:

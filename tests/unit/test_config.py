@@ -262,3 +262,9 @@ def test_a_child_leaves_no_pydantic_behind(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(file)], stdout=subprocess.PIPE, text=True, check=True, env=os.environ
     )
     assert shown.stdout.strip() == ""
+
+
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "settings")
+    with pytest.raises(ConfigError, match=r"settings: cannot be read: not a regular file"):
+        load(tmp_path / "settings")

@@ -122,8 +122,15 @@ def test_a_file_of_other_bytes_is_an_error(runtime: Runtime) -> None:
 
 
 def test_where_nothing_can_be_written_saving_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StabilizerError, match=r"cannot write .*raised\.json: No such file or directory"):
-        Runtime(tmp_path / "missing").save_raised(RAISED)
+    (tmp_path / "file").touch()
+    with pytest.raises(StabilizerError, match=r"cannot write .*raised\.json: Not a directory"):
+        Runtime(tmp_path / "file" / "run").save_raised(RAISED)
+
+
+def test_a_directory_that_somebody_has_removed_is_made_again(tmp_path: Path) -> None:
+    runtime = Runtime(tmp_path / "run")
+    runtime.save_raised(RAISED)
+    assert runtime.load_raised() == RAISED
 
 
 # The status.
