@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -31,6 +34,14 @@ def stays(condition: Callable[[], object], seconds: float, what: str) -> None:
     while time.monotonic() < deadline:
         assert condition(), f"did not stay for {seconds:g} s: {what}"
         time.sleep(0.01)
+
+
+@contextmanager
+def alone_with_real_flags() -> Iterator[None]:
+    """Of the tests whose processes carry --cpu-moe itself, one at a time: every daemon on the machine would see them."""
+    with (Path(tempfile.gettempdir()) / "moe-gpu-stabilizer-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def only_child(pid: int) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel.conftest import Llama
-from tests.support import REPOSITORY, wait_until
+from tests.support import REPOSITORY, alone_with_real_flags, wait_until
 
 EXPECTATION = re.compile(r"^  (ok    |FAILED)  (.*)$", re.MULTILINE)
 
@@ -39,7 +39,8 @@ def test_the_demo_tells_its_story_and_ends_well() -> None:
 def test_the_demo_runs_ones_own_command(llama: Llama, tmp_path: Path) -> None:
     """A script that starts a program, which calls for two seconds once the daemon has found it."""
     script = 'i=0; while [ $i -lt 40 ]; do echo "call 10"; sleep 0.1; i=$((i+1)); done | "$0" "$@"'
-    ended = run_demo("--", "sh", "-c", script, str(llama.program), "--cpu-moe", "-m", "moe.gguf")
+    with alone_with_real_flags():
+        ended = run_demo("--", "sh", "-c", script, str(llama.program), "--cpu-moe", "-m", "moe.gguf")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "ok      its launch says experts on the CPU: the floor was raised" in ended.stdout
     os.unlink(re.search(r"what it prints goes to (\S+);", ended.stdout)[1])  # type: ignore[index]

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import alone_with_real_flags
+
 from .tiny_model import write_model
 
 HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_at_a_time() -> Iterator[None]:
+    with alone_with_real_flags():
+        yield
 
 
 @pytest.fixture(scope="session")
