@@ -38,7 +38,7 @@ def stays(condition: Callable[[], object], seconds: float, what: str) -> None:
 
 @contextmanager
 def alone_with_real_flags() -> Iterator[None]:
-    """Of the tests whose processes carry --cpu-moe itself, one at a time: every daemon on the machine would see them."""
+    """Tests whose processes carry --cpu-moe itself run one at a time: every daemon on the machine sees them."""
     with (Path(tempfile.gettempdir()) / "moe-gpu-stabilizer-tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
