@@ -125,6 +125,7 @@ class Daemon:
             return None
         self._troubles.end("judge", "processes can be judged again")
         if before is None:
+            self._rebinder.seen_calling(tgid)
             self._selector.register(known.pidfd, selectors.EVENT_READ, lambda: self._forget(tgid))
         if before is None or before.verdict != known.verdict:
             says = "counts" if known.verdict.counts else "is ignored"

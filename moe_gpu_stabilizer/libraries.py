@@ -10,14 +10,15 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .elf import Offsets, Reading
 from .files import FileId, Place, Version
 from .isolated import ChildError
-from .processes import PROC, ProcessVanishedError, every_pid_and_inode, read_proc
+from .mappings import files_used_by
+from .processes import PROC, ProcessVanishedError, every_pid_and_inode
 
 # Where distributions, `cmake --install` and a build in place put libllama. No recursion: they are looked through at
 # every tick.
@@ -33,18 +34,13 @@ USUAL_PLACES = (
     "/home/*/llama.cpp/build/bin/libllama*.so*",
 )
 
-# An executable mapping of such a file, in /proc/PID/maps: address range, permissions, offset, device, inode, path.
-MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ (\S+ \d+) +(/(?:.*/)?libllama[^/\n]*\.so[^/\n]*)$", re.MULTILINE)
-
-# A llama-server has about 300 mappings, 100 bytes each. Any user may make a process with 65,000.
-MOST_MAPS_BYTES = 4 << 20
-MOST_LIBRARIES_OF_A_PROCESS = 64
-
 # libllama.so.0.5.0, libllama.v0.5.0.so; not libllama-common.so, which comes with it and has none of the functions.
 CORE_NAME = re.compile(r"libllama\.(so|v\d)")
 
 # Reading a file's symbols takes some milliseconds. A child is given no more files than this.
 MOST_READ_AT_ONCE = 32
+
+LIKELY = "llama"
 
 # A process may load the library long after its start (a Python program that imports a binding). It is looked at when
 # it is new, again whenever the time it is known for has doubled, and at last about once a minute.
@@ -123,6 +119,11 @@ class Finder:
                 found[version.file] = Library(version, place, offsets)
         return found
 
+    def visit_soon(self, pid: int) -> None:
+        """This process uses a library, perhaps only since the last visit: look at it at the next scan."""
+        if pid in self.visits:
+            self.visits[pid].next_ns = 0
+
     def look_again(self, file: FileId) -> None:
         """The file's content may have changed, also where size and times say nothing: read it again."""
         self._offsets = {version: offsets for version, offsets in self._offsets.items() if version.file != file}
@@ -151,7 +152,7 @@ class Finder:
         useless = dict.fromkeys(cores - watched, "it has no llama_decode")
         for pattern in self.patterns:
             paths = matches(pattern)
-            if not any(os.path.realpath(path) in watched for path in paths):
+            if watched.isdisjoint(map(os.path.realpath, paths)):
                 useless[pattern] = "it has no llama_decode" if any(map(os.path.isfile, paths)) else "no such file"
         return useless
 
@@ -184,7 +185,7 @@ class Finder:
         known = self._offsets.keys() | self._closed.keys()
         unread = {version: place for version, place in seen.items() if version not in known}
         likely = [
-            version for version, place in unread.items() if version in first or "llama" in os.path.basename(place.path)
+            version for version, place in unread.items() if version in first or LIKELY in place.path.split("/")[-1]
         ]
         for choice, most in (
             ([version for version in likely if version not in self._suspects], MOST_READ_AT_ONCE),
@@ -221,26 +222,3 @@ class Finder:
 def matches(pattern: str) -> list[str]:
     """The paths that a glob leads to, or the path itself: a file's own name may have brackets in it."""
     return glob.glob(pattern) or ([pattern] if os.path.exists(pattern) else [])
-
-
-def files_used_by(directory: Path) -> Iterator[tuple[Version, Place]]:
-    """Yield the executable and the mapped libllama files of the process behind /proc/PID.
-
-    Raises FileNotFoundError for a kernel thread or a process that is gone, PermissionError for another user's without
-    root.
-    """
-    yield Version.of(os.stat(directory / "exe")), Place(os.readlink(directory / "exe"), str(directory / "exe"))
-    maps = read_proc(directory / "maps", MOST_MAPS_BYTES)
-    if b"/libllama" not in maps:
-        return
-    # A file that is mapped a thousand times is one file; nobody needs many of them.
-    once = {file: (addresses, path) for addresses, file, path in MAPPED.findall(maps)}
-    for addresses, path in list(once.values())[:MOST_LIBRARIES_OF_A_PROCESS]:
-        name = os.fsdecode(path)
-        # map_files leads to the very inode, whatever has become of the name; it is open to root alone.
-        for openable in (directory / "map_files" / addresses.decode(), Path(f"{directory}/root{name}")):
-            try:
-                yield Version.of(os.stat(openable)), Place(name, str(openable))
-                break
-            except OSError:
-                continue

@@ -97,6 +97,10 @@ class Rebinder:
             self.rebind()
             self._changed()
 
+    def seen_calling(self, pid: int) -> None:
+        """A process calls into a library: that stays probed while it runs, whatever becomes of the path."""
+        self._finder.visit_soon(pid)
+
     def release_wanted(self) -> None:
         """SIGIO: somebody opens a probed file for writing, and waits until we have let go of it."""
         for file in self._bindings.wanted_for_writing():

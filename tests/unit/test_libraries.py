@@ -17,8 +17,8 @@ from moe_gpu_stabilizer.libraries import (
     USUAL_PLACES,
     Finder,
     Library,
-    files_used_by,
 )
+from moe_gpu_stabilizer.mappings import files_used_by
 from tests.workload import Workload, build_library, build_program, build_static
 
 SECOND_NS = 1_000_000_000
