@@ -163,14 +163,17 @@ def play_command(stage: Stage, stack: ExitStack, command: Sequence[str]) -> Expe
     stack.callback(process.kill)
     stage.say("demo", f"started pid {process.pid}: {shlex.join(command)}")
     stage.say("demo", f"what it prints goes to {log}; Ctrl-C ends it")
+    interrupted = False
     try:
         play_until_ended(stage, process)
     except KeyboardInterrupt:
+        interrupted = True
         # The terminal has told the command, too: a second signal would make llama-server leave without a good-bye.
         if not stage.play(COMMAND_ENDS_SECONDS, IDLE, lambda: process.poll() is not None):
             process.terminate()
     stage.say("demo", f"pid {process.pid} {describe_end(process.wait())}")
     given_back = stage.play(GIVE_BACK_SECONDS, IDLE, lambda: stage.gpu.min_hz == LOWEST_HZ)
+    expectations.expect("the command came to a good end", process.returncode == 0 or interrupted)
     judged = stage.has_said(") counts: ") or stage.has_said(") is ignored: ")
     expectations.expect("calls into libllama were seen", judged)
     raised = stage.has_said("inference)")

@@ -49,7 +49,7 @@ def test_the_demo_runs_ones_own_command(llama: Llama, tmp_path: Path) -> None:
 def test_a_command_that_never_calls_ends_the_demo_with_a_failure() -> None:
     ended = run_demo("--", "true", "--cpu-moe")
     assert ended.returncode == 1, ended.stdout + ended.stderr
-    assert "FAILED  calls into libllama were seen" in ended.stdout
+    assert "FAILED  its launch says experts on the CPU: the floor was raised" in ended.stdout
     os.unlink(re.search(r"what it prints goes to (\S+);", ended.stdout)[1])  # type: ignore[index]
 
 
@@ -65,6 +65,7 @@ def test_a_command_that_fails_is_quoted() -> None:
     ended = run_demo("--", "sh", "-c", "echo no such model >&2; exit 3")
     assert ended.returncode == 1
     assert "has ended with status 3" in ended.stdout
+    assert "FAILED  the command came to a good end" in ended.stdout
     assert "no such model" in ended.stdout
     os.unlink(re.search(r"what it prints goes to (\S+);", ended.stdout)[1])  # type: ignore[index]
 
