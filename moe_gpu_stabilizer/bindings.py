@@ -166,9 +166,10 @@ class Bindings:
         self._retire(binding)
 
     def _retire(self, binding: Binding) -> None:
-        """Begin to take the probes out. It takes the kernel about 100 ms, for it waits until nobody can be inside.
+        """Begin to take the probes out.
 
-        In threads, which do nothing else, all probes go at the same time, and a first call does not wait for that.
+        It takes the kernel about 100 ms for each, one after the other, for it waits until nobody can be inside. A
+        thread that does nothing else does the waiting, so that a first call does not.
         """
         thread = threading.Thread(target=retire, args=(binding,), daemon=True)
         thread.start()
@@ -195,10 +196,7 @@ def take_lease(descriptor: int) -> bool:
 
 
 def retire(binding: Binding) -> None:
-    """Take the probes out, all at once, and only then drop the lease: with it a waiting writer goes on."""
-    threads = [threading.Thread(target=probe.close, daemon=True) for probe in binding.probes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    """Take the probes out, and only then drop the lease: with it a waiting writer goes on."""
+    for probe in binding.probes:
+        probe.close()
     os.close(binding.descriptor)
