@@ -172,7 +172,11 @@ class Bindings:
         thread that does nothing else does the waiting, so that a first call does not.
         """
         thread = threading.Thread(target=retire, args=(binding,), daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no memory or process left for a thread: then everything waits
+            retire(binding)
+            return
         self._leaving.setdefault(binding.library.version.file, []).append(thread)
 
     def _wait_until_gone(self, file: FileId) -> None:

@@ -44,7 +44,7 @@ class Daemon:
         self._control = FloorControl(settings, runtime, self._troubles)
         self._probe = Probe(settings.hold_ns // WAKES_PER_HOLD)
         self._rebinder = Rebinder(
-            self._probe, settings.libraries, self._troubles, self._selector, changed=lambda: self._publish()
+            self._probe, settings.libraries, self._troubles, self._selector, changed=self._publish
         )
         self._tracker = Tracker(self._probe, settings)
         self._state = policy.State(settings.hold_ns)
