@@ -4,13 +4,24 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: ./install.sh --demo          set up, and show the whole path on a simulated GPU
-       ./install.sh --test [ARG...] set up, and run the tests; ARGs go to pytest
+usage: ./install.sh [--no-start] [--dry-run]             install the service, or upgrade it
+       ./install.sh --uninstall [--purge] [--dry-run]    take it off again
+       ./install.sh --demo                               show the whole path on a simulated GPU; installs no service
+       ./install.sh --test [ARG...]                      run the tests; ARGs go to pytest
        ./install.sh --help
 
-Run it as root, in a clone of the repository, on Debian 12 or 13 or Ubuntu 22.04 or 24.04. It installs Debian packages,
-and Python packages into .venv in the clone. For the tests it also builds llama.cpp in ~/.cache/moe-gpu-stabilizer, and
-links kernel headers to where BCC looks if the running kernel has none of its own. Nothing else is changed.
+Run it as root, in a clone of the repository, on Debian 12 or 13 or Ubuntu 22.04 or 24.04.
+
+The service is installed in /opt/moe-gpu-stabilizer, with Debian packages, and Python packages from PyPI. Run again, it
+upgrades and keeps the settings in /etc/default/moe-gpu-stabilizer; if the new version does not start, the old one is put
+back.
+
+  --no-start   do not start it now; it starts at the next boot
+  --dry-run    say what would be done, and do nothing
+  --purge      remove the settings, too
+
+--demo and --test put Python packages into .venv in the clone. For the tests llama.cpp is built in
+~/.cache/moe-gpu-stabilizer, and kernel headers are linked to where BCC looks if the running kernel has none of its own.
 
 exit status: 0 all is well, 1 something failed, 2 wrong usage; with --test that of pytest
 END
@@ -27,13 +38,10 @@ demo_packages=(gcc libc6-dev)
 # BCC compiles probe.c afresh in the tests, and a real llama.cpp is built for them.
 test_packages=(python3-bpfcc cmake make g++ util-linux shellcheck binutils)
 
-say() { printf '%s\n' "$*"; }
-
-die() {
-    printf 'install.sh: %s\n' "$1" >&2
-    [ -z "${2:-}" ] || printf '  -> %s\n' "$2" >&2
-    exit 1
-}
+# shellcheck source=tools/uninstall
+. "$here/tools/uninstall"
+# shellcheck source=tools/service.sh
+. "$here/tools/service.sh"
 
 usage_error() {
     printf 'install.sh: %s\n\n' "$1" >&2
@@ -42,7 +50,7 @@ usage_error() {
 }
 
 require_root() {
-    [ "$(id -u)" = 0 ] || die "root is needed, to install packages and to attach uprobes" "sudo ./install.sh $*"
+    [ "$(id -u)" = 0 ] || die "root is needed" "sudo ./install.sh $*"
 }
 
 require_debian() {
@@ -52,24 +60,24 @@ require_debian() {
 
 # Kernel headers for BCC: those of the running kernel if they can be had, else any (see tools/kernel-headers).
 headers_package() {
-    local name
+    local package
     apt-get update -qq </dev/null || true
-    for name in "linux-headers-$(uname -r)" "linux-headers-$(dpkg --print-architecture)" linux-headers-generic; do
-        if apt-cache show "$name" >/dev/null 2>&1; then
-            say "$name"
+    for package in "linux-headers-$(uname -r)" "linux-headers-$(dpkg --print-architecture)" linux-headers-generic; do
+        if apt-cache show "$package" >/dev/null 2>&1; then
+            say "$package"
             return
         fi
     done
     die "no package with kernel headers found" "apt-get update"
 }
 
-is_installed() { dpkg-query --show --showformat='${Status}' "$1" 2>/dev/null | grep -q 'install ok installed'; }
+is_installed_package() { dpkg-query --show --showformat='${Status}' "$1" 2>/dev/null | grep -q 'install ok installed'; }
 
 # usage: install_packages NAME...
 install_packages() {
-    local name missing=()
-    for name in "$@"; do
-        is_installed "$name" || missing+=("$name")
+    local package missing=()
+    for package in "$@"; do
+        is_installed_package "$package" || missing+=("$package")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
     say "installing ${missing[*]}"
@@ -123,7 +131,11 @@ case ${1:-} in
     shift
     run_tests "$@"
     ;;
+--uninstall)
+    [ "$(id -u)" = 0 ] || [[ " $* " == *" --dry-run "* ]] || require_root "$@"
+    shift
+    uninstall "$@"
+    ;;
 --help | -h) usage ;;
-"") usage_error "what is to be done?" ;;
-*) usage_error "what is '$1'?" ;;
+*) install_service "$@" ;;
 esac

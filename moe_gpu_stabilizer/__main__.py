@@ -11,19 +11,21 @@ from pathlib import Path
 
 from . import __version__
 from .errors import StabilizerError
-from .invocation import command, program
+from .invocation import program
+from .journal import complain
 
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 
 DESCRIPTION = """\
 Raises the GPU's lowest clock (devfreq min_freq) while llama.cpp runs a Mixture-of-Experts model whose experts are on
-the CPU, and gives it back one second after. Without an option it runs in the foreground until SIGTERM or SIGINT;
-SIGHUP makes it read its settings again."""
+the CPU, and gives it back one second after. Without an option it runs in the foreground, as the service does, until
+SIGTERM or SIGINT; SIGHUP makes it read its settings again."""
 
 USAGE = """\
 moe-gpu-stabilizer [--config FILE]
        moe-gpu-stabilizer --check [--json] [--config FILE]
        moe-gpu-stabilizer --status [--json]
+       moe-gpu-stabilizer --reload
        moe-gpu-stabilizer --restore
        moe-gpu-stabilizer --demo [-- COMMAND...]
        moe-gpu-stabilizer --version"""
@@ -51,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--check", action="store_true", help="show what was found, what would match, what is missing; no root needed"
     )
     action.add_argument("--status", action="store_true", help="show what the running daemon is doing; no root needed")
+    action.add_argument("--reload", action="store_true", help="make the running daemon read its settings again")
     action.add_argument("--restore", action="store_true", help="give back a floor that a killed daemon left, and exit")
     action.add_argument("--demo", action="store_true", help="show the whole path on a simulated GPU, with real uprobes")
     action.add_argument("--version", action="version", version=f"moe-gpu-stabilizer {__version__}")
@@ -67,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except StabilizerError as error:
-        print(f"moe-gpu-stabilizer: {error}", file=sys.stderr)
+        complain(f"moe-gpu-stabilizer: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -76,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader has left: `--check | head`
             return 0
-        print(f"moe-gpu-stabilizer: {error.strerror or error}", file=sys.stderr)
+        complain(f"moe-gpu-stabilizer: {error.strerror or error}")
         return 1
 
 
@@ -95,7 +98,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.json and not (options.check or options.status):
         parser.error("--json goes with --check or --status")
-    if options.config is not None and (options.status or options.restore or options.demo):
+    if options.config is not None and (options.status or options.reload or options.restore or options.demo):
         parser.error("--config goes with --check, or with no other option")
     if options.config == Path():
         parser.error("--config needs the name of a file")
@@ -110,10 +113,12 @@ def run(options: argparse.Namespace) -> int:
         from . import check
 
         return check.main(options.config, as_json=options.json)
-    if options.status:
-        return show_status(as_json=options.json)
-    if options.restore:
-        return restore()
+    if options.status or options.reload or options.restore:
+        from . import client
+
+        if options.status:
+            return client.show_status(as_json=options.json)
+        return client.reload() if options.reload else client.restore()
     if options.demo:
         from . import demo
 
@@ -127,6 +132,7 @@ def run_daemon(config: Path | None) -> int:
     from .journal import set_up_logging
     from .runtime import Runtime
 
+    os.umask(0o022)  # --status needs no root
     settings = load_in_child(config)
     set_up_logging(settings.log_level)
     runtime = Runtime()
@@ -134,40 +140,6 @@ def run_daemon(config: Path | None) -> int:
     if not runtime.lock():
         raise StabilizerError("another moe-gpu-stabilizer is running", f"see {shlex.join([*program(), '--status'])}")
     Daemon(settings, runtime, lambda: load_in_child(config)).run()
-    return 0
-
-
-def show_status(as_json: bool) -> int:
-    import json
-
-    from .runtime import Runtime
-    from .status import render
-
-    runtime = Runtime()
-    status = runtime.load_status()
-    if status is None and runtime.load_raised():
-        message = "the daemon is not running, and one that was killed has left min_freq raised"
-        raise StabilizerError(message, f"give it back: {command('--restore')}")
-    if status is None:
-        raise StabilizerError("the daemon is not running", f"start it: {command()}")
-    print(json.dumps(status, indent=2) if as_json else render(status))
-    return 0
-
-
-def restore() -> int:
-    from .devfreq import mhz
-    from .floor import Floor
-    from .runtime import Runtime
-
-    runtime = Runtime()
-    if not runtime.directory.exists():
-        print("nothing to give back")
-        return 0
-    if not runtime.lock():
-        print("a daemon is running; it gives back its floor itself")
-        return 0
-    baseline_hz = Floor(runtime).undo_left_over()
-    print("nothing to give back" if baseline_hz is None else f"floor {mhz(baseline_hz)} (restored)")
     return 0
 
 

@@ -25,7 +25,7 @@ from . import __version__, config, devfreq, kernel_support, status
 from .check_gpu import Gpu, gpu_findings, look_at_gpu
 from .check_llama import Llama, llama_findings, look_at_llama
 from .errors import StabilizerError
-from .invocation import command, program
+from .invocation import program, start_command
 from .kernel_support import Finding, KernelSupport
 from .libraries import USUAL_PLACES
 from .processes import printable
@@ -118,7 +118,7 @@ def daemon_findings(report: Report) -> Iterator[Finding]:
     defaults = f"the defaults: there is no {config.DEFAULT_PATH}"
     yield daemon_finding("settings", "ok", report.settings_file or defaults)
     if report.daemon is None:
-        yield daemon_finding("daemon", "note", "is not running", f"start it: {command()}")
+        yield daemon_finding("daemon", "note", "is not running", f"start it: {start_command()}")
     elif report.daemon_has_troubles:
         text = f"is running, with troubles: {report.daemon}"
         yield daemon_finding("daemon", "note", text, shlex.join([*program(), "--status"]))

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from . import devfreq
 from .devfreq import mhz
 from .errors import StabilizerError
-from .floor import Floor
-from .journal import Troubles
+from .floor import Floor, RivalWrite
+from .journal import Troubles, fields
+from .processes import printable
 from .runtime import Runtime
 from .settings import Settings
-from .status import UpTime
+from .tracker import Known
 
 logger = logging.getLogger(__name__)
+
+
+class UpTime:
+    """How often, and for how many seconds in all, the floor has been up since the start; since when it is as it is."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.is_up = False
+        self.since = time.monotonic()
+        self._seconds = 0.0
+
+    def begin(self) -> None:
+        if not self.is_up:
+            self.times += 1
+            self.is_up, self.since = True, time.monotonic()
+
+    def end(self) -> None:
+        if self.is_up:
+            self._seconds = self.seconds
+            self.is_up, self.since = False, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds + (time.monotonic() - self.since if self.is_up else 0.0)
 
 
 class FloorControl:
@@ -34,6 +60,11 @@ class FloorControl:
         """What min_freq has been raised to; None while it is not."""
         return self._floor.raised.written_hz[-1] if self._floor.raised else None
 
+    @property
+    def rival_write(self) -> RivalWrite | None:
+        """What another program wrote last, as far as that was noticed."""
+        return self._floor.rival_write
+
     def undo_left_over(self) -> None:
         """Give back what an earlier run, killed on the way, left raised."""
         try:
@@ -42,21 +73,23 @@ class FloorControl:
             self._troubles.begin("left over", f"cannot give back an earlier run's floor: {error}", logging.ERROR)
             return
         if baseline_hz is not None:
-            logger.warning("floor %s (left over from a run that was killed)", mhz(baseline_hz))
+            self._say_given_back(baseline_hz, "left over from a run that was killed", logging.WARNING)
 
-    def raise_for(self, pid: int) -> None:
+    def raise_for(self, known: Known) -> None:
         """Raise the floor on behalf of a process."""
         try:
             floor_hz = self._floor.raise_to(self.settings.floor_hz)
         except StabilizerError as error:
-            self._troubles.begin("floor", f"cannot raise the floor: {error}")
+            self._troubles.begin("floor", f"cannot raise the floor: {error}", NODE=self.node)
             return
         if floor_hz is None:
             message = "min_freq is already as high as the floor: nothing to raise"
-            self._troubles.begin("floor", message, logging.INFO)
+            self._troubles.begin("floor", message, logging.INFO, NODE=self.node)
             return
         self._troubles.end("floor", "the floor can be raised again")
-        logger.info("floor %s (pid %d inference)", mhz(floor_hz), pid)
+        pid, reason = known.process.tgid, printable(known.verdict.reason)
+        told = fields("raise", FLOOR_HZ=floor_hz, NODE=self.node, TARGET_PID=pid, TARGET_COMM=known.name, REASON=reason)
+        logger.info("floor %s (pid %d inference)", mhz(floor_hz), pid, extra=told)
         self.up_time.begin()
 
     def give_back(self, reason: str) -> None:
@@ -64,12 +97,16 @@ class FloorControl:
         try:
             baseline_hz = self._floor.give_back()
         except StabilizerError as error:
-            self._troubles.begin("give back", f"cannot give the floor back: {error}", logging.ERROR)
+            self._troubles.begin("give back", f"cannot give the floor back: {error}", logging.ERROR, NODE=self.node)
             return
         self._troubles.end("give back", "the floor could be given back")
         self.up_time.end()
         if baseline_hz is not None:
-            logger.info("floor %s (%s)", mhz(baseline_hz), reason)
+            self._say_given_back(baseline_hz, reason)
+
+    def _say_given_back(self, baseline_hz: int, reason: str, level: int = logging.INFO) -> None:
+        told = fields("give-back", FLOOR_HZ=baseline_hz, NODE=self.node, REASON=reason)
+        logger.log(level, "floor %s (%s)", mhz(baseline_hz), reason, extra=told)
 
     def look_for_node(self) -> None:
         """Find the GPU's node where there is none yet, and notice when it has gone."""
@@ -86,15 +123,15 @@ class FloorControl:
             every = f"looking again every {self.settings.rebind_seconds:g} s"
             self._troubles.begin("node", f"no GPU node yet ({wanted}); {every}; --check says more")
 
-    def apply(self, settings: Settings, pid: int | None) -> None:
-        """Use other settings from now on, also for a floor that is up, on behalf of `pid`."""
+    def apply(self, settings: Settings, known: Known | None) -> None:
+        """Use other settings from now on, also for a floor that is up, on behalf of `known`."""
         before, self.settings = self.settings, settings
         if settings.devfreq != before.devfreq:
             self.give_back("another GPU node")
             self._floor.node = None
             self.look_for_node()
-        if pid is not None and (settings.devfreq, settings.floor_hz) != (before.devfreq, before.floor_hz):
-            self.raise_for(pid)
+        if known is not None and (settings.devfreq, settings.floor_hz) != (before.devfreq, before.floor_hz):
+            self.raise_for(known)
 
     def describe(self) -> str:
         """The node and the floor, for the log."""

@@ -10,16 +10,19 @@ import signal
 import time
 from collections.abc import Callable
 
-from . import __version__, policy, status
+from . import __version__, policy
 from .control import FloorControl
 from .errors import StabilizerError
-from .journal import Troubles, notify, set_log_level
-from .processes import ProcessVanishedError, printable
+from .journal import Troubles, fields, set_log_level
+from .notify import ServiceManager
+from .processes import ProcessVanishedError
+from .publisher import Publisher, Reloads
 from .rebind import Rebinder
 from .runtime import Runtime
 from .settings import NANOSECONDS, Settings
 from .signals import Terminal, listen_for_signals
-from .tracker import Known, Tracker
+from .status import counted
+from .tracker import Known, Tracker, announce
 from .uprobes import KIND_EXEC, Probe
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,8 @@ class Daemon:
         self._read_settings = read_settings
         self._runtime = runtime
         self._troubles = Troubles()
+        self._reloads = Reloads()
+        self._manager = ServiceManager()
         self._selector = selectors.DefaultSelector()
         self._control = FloorControl(settings, runtime, self._troubles)
         self._probe = Probe(settings.hold_ns // WAKES_PER_HOLD)
@@ -47,6 +52,9 @@ class Daemon:
             self._probe, settings.libraries, self._troubles, self._selector, changed=self._publish
         )
         self._tracker = Tracker(self._probe, settings)
+        self._publisher = Publisher(
+            runtime, self._troubles, self._manager, self._control, self._rebinder, self._tracker.known
+        )
         self._state = policy.State(settings.hold_ns)
         self._next_tick_ns = 0
         self._leaving = False
@@ -61,12 +69,12 @@ class Daemon:
         self._selector.register(signals, selectors.EVENT_READ, lambda: self._on_signals(signals))
         self._selector.register(self._probe.fileno(), selectors.EVENT_READ, self._on_wakes)
         try:
-            self._control.undo_left_over()
             self._control.look_for_node()
+            self._control.undo_left_over()
             self._rebinder.rebind_and_wait()
             self._tick()
-            logger.info("ready: %s", self._describe())
-            notify(READY=1)
+            logger.info("ready: %s", self._describe(), extra=fields("ready", NODE=self._control.node))
+            self._manager.ready()
             while not self._leaving:
                 self._wait()
         finally:
@@ -74,7 +82,8 @@ class Daemon:
 
     def _wait(self) -> None:
         """Handle what happens until the next deadline, then what is due."""
-        deadlines_ns = (self._next_tick_ns, self._state.timer_ns, self._rebinder.deadline_ns)
+        waited_for = (self._state.timer_ns, self._rebinder.deadline_ns, self._manager.deadline_ns)
+        deadlines_ns = (self._next_tick_ns, *waited_for)
         deadline_ns = min(deadline for deadline in deadlines_ns if deadline is not None)
         for key, _ in self._selector.select(max(0, deadline_ns - time.monotonic_ns()) / NANOSECONDS):
             key.data()
@@ -84,9 +93,11 @@ class Daemon:
             self._rebinder.on_deadline()
         if is_due(self._next_tick_ns):
             self._tick()
+        if is_due(self._manager.deadline_ns):
+            self._manager.alive()
 
     def _leave(self) -> None:
-        notify(STOPPING=1)
+        self._manager.stopping()
         self._feed(policy.Stop())
         if self._control.raised_hz:
             # The node refused to be written when the claim went: the last chance.
@@ -94,7 +105,7 @@ class Daemon:
         self._rebinder.close()
         self._probe.close()
         self._runtime.forget_status()
-        logger.info("stopped")
+        logger.info("stopped", extra=fields("stop"))
 
     # What the kernel says.
 
@@ -128,8 +139,7 @@ class Daemon:
             self._rebinder.seen_calling(tgid)
             self._selector.register(known.pidfd, selectors.EVENT_READ, lambda: self._forget(tgid))
         if before is None or before.verdict != known.verdict:
-            says = "counts" if known.verdict.counts else "is ignored"
-            logger.info("pid %d (%s) %s: %s", tgid, known.name, says, printable(known.verdict.reason))
+            announce(known)
         self._feed(policy.Judged(known.process, known.verdict.counts))
         return known
 
@@ -155,7 +165,7 @@ class Daemon:
         self._state, actions = policy.step(self._state, event, time.monotonic_ns())
         for action in actions:
             if isinstance(action, policy.Raise):
-                self._control.raise_for(action.process.tgid)
+                self._control.raise_for(self._tracker.known[action.process.tgid])
                 self._publish()
             elif isinstance(action, policy.GiveBack):
                 self._control.give_back(action.reason)
@@ -191,16 +201,18 @@ class Daemon:
         elif claimant is None and self._control.raised_hz:
             self._control.give_back("idle")
         self._publish()
+        self._manager.alive()
 
-    def _claimant(self) -> int | None:
-        """The pid on whose behalf the floor is up."""
-        return next((process.tgid for process in self._state.claims), None)
+    def _claimant(self) -> Known | None:
+        """The process on whose behalf the floor is up."""
+        return next((self._tracker.known[process.tgid] for process in self._state.claims), None)
 
     def _reload(self) -> None:
         """Apply an edited configuration; a bad one changes nothing."""
         try:
             settings = self._read_settings()
         except StabilizerError as error:
+            self._reloads = Reloads(self._reloads.count + 1, error.message, error.hint)
             self._troubles.begin("settings", f"the old settings stay: {error}", logging.ERROR)
             self._publish()
             return
@@ -213,24 +225,17 @@ class Daemon:
             self._judge(tgid)
         self._control.apply(settings, self._claimant())
         self._rebinder.look_elsewhere(settings.libraries)
+        self._reloads = Reloads(self._reloads.count + 1)
         self._tick()
-        logger.info("settings read again: %s", self._describe())
+        logger.info("settings read again: %s", self._describe(), extra=fields("reload", NODE=self._control.node))
 
     def _describe(self) -> str:
-        libraries = status.counted(len(self._rebinder.libraries), "library", "libraries")
+        libraries = counted(len(self._rebinder.libraries), "library", "libraries")
         hold = f"hold {self._settings.hold_seconds:g} s"
         return f"moe-gpu-stabilizer {__version__}, {self._control.describe()}, {hold}, {libraries}"
 
     def _publish(self) -> None:
-        described = status.snapshot(
-            self._settings, self._control.node, self._control.raised_hz, self._state.claims,
-            self._tracker.known.values(), self._rebinder.libraries, self._control.up_time, self._troubles.lasting,
-        )  # fmt: skip
-        try:
-            self._runtime.save_status(described)
-        except StabilizerError as error:
-            self._troubles.begin("status", f"cannot publish the status: {error}")
-        notify(STATUS=status.headline(described))
+        self._publisher.publish(self._settings, self._state.claims, self._reloads)
 
 
 def is_due(deadline_ns: int | None) -> bool:

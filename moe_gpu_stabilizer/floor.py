@@ -7,14 +7,24 @@ What was there before is saved before the first write. A daemon that was killed 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from .devfreq import Node, mhz, same_frequency
 from .errors import DevfreqError
+from .journal import fields
 from .runtime import Raised, Runtime
 
 logger = logging.getLogger(__name__)
+
+
+class RivalWrite(NamedTuple):
+    """Another program's value, found in min_freq where ours was to be given back."""
+
+    min_hz: int
+    found_at_seconds: float  # of the monotonic clock
 
 
 class Floor:
@@ -23,6 +33,7 @@ class Floor:
     def __init__(self, runtime: Runtime, node: Node | None = None) -> None:
         self.node = node
         self.raised: Raised | None = None
+        self.rival_write: RivalWrite | None = None
         self._runtime = runtime
 
     def raise_to(self, wanted_hz: int | None) -> int | None:
@@ -79,7 +90,9 @@ class Floor:
             return None
         now_hz = node.min_hz
         if not self._is_ours(node, now_hz, raised):
-            logger.info("min_freq of %s is %s, set by another program meanwhile: left as it is", node.name, mhz(now_hz))
+            self.rival_write = RivalWrite(now_hz, time.monotonic())
+            line = f"min_freq of {node.name} is {mhz(now_hz)}, set by another program meanwhile: left as it is"
+            logger.info("%s", line, extra=fields("rival", FLOOR_HZ=now_hz, NODE=node))
             self._runtime.forget_raised()
             return None
         node.write_min_hz(raised.baseline_hz)

@@ -1,4 +1,8 @@
-"""Where lines go: the journal, with fields, under systemd; plain text on standard error elsewhere."""
+"""Where lines go: the journal, with fields, under systemd; plain text on standard error elsewhere.
+
+The fields, for `journalctl FIELD=value` and `-o json`: EVENT, FLOOR_HZ (what min_freq is now), NODE, TARGET_PID,
+TARGET_COMM, REASON, LIBRARY. The man page says which event has which.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,17 @@ import logging
 import os
 import select
 import sys
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
 IDENTIFIER = "moe-gpu-stabilizer"
+
+# Priorities of syslog(3), which journalctl -p filters on.
+ERROR_PRIORITY = 3
+PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: ERROR_PRIORITY}
 
 
 def under_systemd() -> bool:
@@ -23,7 +32,7 @@ def under_systemd() -> bool:
 
 def set_up_logging(level: str) -> None:
     """Send the program's lines to where they belong, from this level on."""
-    logging.getLogger(__package__).addHandler(_journal_handler() if under_systemd() else PatientHandler())
+    logging.getLogger(__package__).addHandler(JournalHandler() if under_systemd() else PatientHandler())
     set_log_level(level)
 
 
@@ -53,20 +62,42 @@ class PatientHandler(logging.Handler):
             sys.stderr.flush()
 
 
-def _journal_handler() -> logging.Handler:
-    from systemd.journal import JournalHandler
+class JournalHandler(logging.Handler):
+    """Writes to the journal: the line, its priority, and its fields.
 
-    handler: logging.Handler = JournalHandler(SYSLOG_IDENTIFIER=IDENTIFIER)
-    return handler
+    Of what systemd-python's own handler adds, places in our code and the like, nobody would filter on anything.
+    """
+
+    def __init__(self) -> None:
+        from systemd.journal import sendv
+
+        super().__init__()
+        self._send = sendv
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sent = {
+            "MESSAGE": record.getMessage(),
+            "PRIORITY": PRIORITIES[record.levelno],
+            "SYSLOG_IDENTIFIER": IDENTIFIER,
+            **getattr(record, "fields", {}),
+        }
+        with contextlib.suppress(OSError):  # no journal: there is nobody to tell
+            self._send(*(f"{name}={value}" for name, value in sent.items()))
 
 
-def notify(**state: Any) -> None:
-    """Tell systemd of a change (sd_notify(3)): READY=1, STATUS="idle". Does nothing where nobody listens."""
-    if not os.environ.get("NOTIFY_SOCKET"):
-        return
-    from systemd.daemon import notify as sd_notify
+def fields(event: str, **values: object) -> dict[str, Any]:
+    """What the journal is told beside a line: logger.info(line, extra=fields("raise", FLOOR_HZ=...))."""
+    return {"fields": {"EVENT": event, **{name: value for name, value in values.items() if value is not None}}}
 
-    sd_notify("\n".join(f"{key}={value}" for key, value in state.items()))
+
+def complain(message: str) -> None:
+    """Say the one line that a program ends with; in the journal it is an error, by the prefix of sd-daemon(3)."""
+    print(f"<{ERROR_PRIORITY}>{message}" if under_systemd() else message, file=sys.stderr)
+
+
+class Trouble(NamedTuple):
+    message: str
+    at_seconds: float  # of the monotonic clock
 
 
 class Troubles:
@@ -74,22 +105,26 @@ class Troubles:
 
     def __init__(self) -> None:
         self.lasting: dict[str, str] = {}
+        self.last: Trouble | None = None
 
-    def begin(self, cause: str, message: str, level: int = logging.WARNING) -> None:
-        """Say `message`, unless it was the last thing said about this cause."""
-        if self.lasting.get(cause) != message:
-            self.lasting[cause] = message
-            logger.log(level, "%s", message)
+    def begin(self, cause: str, message: str, level: int = logging.WARNING, **values: object) -> None:
+        """Say `message`, with these fields, unless it was the last thing said about this cause."""
+        if self.lasting.get(cause) == message:
+            return
+        self.lasting[cause] = message
+        if level >= logging.WARNING:
+            self.last = Trouble(message, time.monotonic())
+        logger.log(level, "%s", message, extra=fields("trouble", REASON=cause, **values))
 
     def replace(self, kind: str, messages: Mapping[str, str]) -> None:
-        """The troubles of this kind are now these, by what they are about; those that are not among them are over."""
+        """The troubles of this kind with libraries are now these, by path; those that are not among them are over."""
         for cause in [cause for cause in self.lasting if cause.startswith(f"{kind} ")]:
             if cause.removeprefix(f"{kind} ") not in messages:
                 del self.lasting[cause]
-        for about, message in messages.items():
-            self.begin(f"{kind} {about}", message)
+        for path, message in messages.items():
+            self.begin(f"{kind} {path}", message, LIBRARY=path)
 
     def end(self, cause: str, message: str) -> None:
         """Say `message` if there was trouble with this cause."""
         if self.lasting.pop(cause, None):
-            logger.info("%s", message)
+            logger.info("%s", message, extra=fields("trouble-over", REASON=cause))

@@ -11,7 +11,7 @@ from .bindings import Attacher, Bindings
 from .fanotify import WriteWatch
 from .files import FileId
 from .isolated import ChildError
-from .journal import Troubles
+from .journal import Troubles, fields
 from .libraries import Finder, Library
 from .processes import printable
 
@@ -70,9 +70,10 @@ class Rebinder:
             self._selector.register(self._finder.reading.child, selectors.EVENT_READ, self._on_reading)
         change = self._bindings.update(found)
         for library in change.attached:
-            logger.info("attached %s (%s)", printable(library.place.path), ", ".join(sorted(library.offsets)))
+            path, functions = printable(library.place.path), ", ".join(sorted(library.offsets))
+            logger.info("attached %s (%s)", path, functions, extra=fields("attach", LIBRARY=path))
         for library in change.detached:
-            logger.info("detached %s", printable(library.place.path))
+            say_detached(library)
         for library, _ in change.failed:
             self._finder.look_again(library.version.file)
         failed = {printable(library.place.path): reason for library, reason in change.failed}
@@ -110,7 +111,7 @@ class Rebinder:
     def _release(self, file: FileId) -> None:
         library = self._bindings.written(file)
         if library:
-            logger.info("detached %s: it is being rewritten", printable(library.place.path))
+            say_detached(library, "it is being rewritten")
         self._finder.look_again(file)
 
     def close(self) -> None:
@@ -144,3 +145,9 @@ class Rebinder:
         if any(write.closed for write in writes):
             self.rebind()
         self._changed()
+
+
+def say_detached(library: Library, reason: str | None = None) -> None:
+    path = printable(library.place.path)
+    line = f"detached {path}: {reason}" if reason else f"detached {path}"
+    logger.info("%s", line, extra=fields("detach", LIBRARY=path, REASON=reason))

@@ -1,82 +1,20 @@
-"""What the running daemon publishes for `--status`: one JSON file under /run, readable by all."""
+"""The status that the running daemon publishes for `--status` (publisher.py says what is in it), in words."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import __version__, policy
-from .devfreq import Node, mhz
-from .libraries import Library
-from .processes import identify, printable
-from .settings import Settings
-from .tracker import Known
+from .config import KEYS
+from .devfreq import mhz
+from .processes import printable
 
+# How many ticks a file may be late before its daemon is said not to get to run, and how many seconds more.
+LATE_TICKS = 2
+LATE_SECONDS = 5
 
-class UpTime:
-    """How often, and for how many seconds in all, the floor has been up since the start."""
-
-    def __init__(self) -> None:
-        self.times = 0
-        self.since: float | None = None  # seconds of the monotonic clock, while it is up
-        self._seconds = 0.0
-
-    def begin(self) -> None:
-        if self.since is None:
-            self.times += 1
-            self.since = time.monotonic()
-
-    def end(self) -> None:
-        if self.since is not None:
-            self._seconds += time.monotonic() - self.since
-            self.since = None
-
-    @property
-    def seconds(self) -> float:
-        running = 0.0 if self.since is None else time.monotonic() - self.since
-        return self._seconds + running
-
-
-def snapshot(
-    settings: Settings,
-    node: Node | None,
-    floor_hz: int | None,
-    claims: Collection[policy.Process],
-    known: Iterable[Known],
-    libraries: Iterable[Library],
-    up_time: UpTime,
-    troubles: Mapping[str, str],
-) -> dict[str, Any]:
-    """Describe the daemon as JSON carries it; `floor_hz` is None while it is not up. Times are seconds since 1970."""
-    return {
-        "version": __version__,
-        "pid": os.getpid(),
-        "start_ticks": identify(os.getpid()).start_ticks,
-        "written_at": time.time(),
-        "node": None if node is None else str(node),
-        "floor_hz": floor_hz,
-        "raised_since": None if up_time.since is None else time.time() - (time.monotonic() - up_time.since),
-        "raised_times": up_time.times,
-        "raised_seconds": round(up_time.seconds, 3),
-        "processes": [
-            {
-                "pid": one.process.tgid,
-                "name": one.name,
-                "counts": one.verdict.counts,
-                "reason": printable(one.verdict.reason),
-                "holds_the_floor": one.process in claims,
-            }
-            for one in known
-        ],
-        "libraries": [
-            {"path": printable(library.place.path), "functions": sorted(library.offsets)} for library in libraries
-        ],
-        "troubles": list(troubles.values()),
-        "settings": dataclasses.asdict(settings),
-    }
+SECONDS_PER_UNIT = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 def counted(number: int, one: str, many: str) -> str:
@@ -91,22 +29,78 @@ def headline(status: Mapping[str, Any]) -> str:
     return f"floor {mhz(status['floor_hz'])} for {', '.join(holders) or 'nobody any more'}"
 
 
-def render(status: Mapping[str, Any]) -> str:
-    """The report of `--status` for people."""
-    node = status["node"] or "none found yet"
-    times = {0: "never", 1: "once"}.get(status["raised_times"], f"{status['raised_times']} times")
-    # It is not written again while nothing changes: the stretch that goes on has grown since.
-    seconds = status["raised_seconds"] + (time.time() - status["written_at"] if status["raised_since"] else 0)
-    rows = [
-        ("state", headline(status)),
-        ("GPU node", node),
-        ("raised", f"{times}, {seconds:.1f} s in all since the daemon started"),
-    ]
-    rows += [("library", f"{one['path']} ({', '.join(one['functions'])})") for one in status["libraries"]]
+def for_systemctl(status: Mapping[str, Any]) -> str:
+    """The line that `systemctl status` shows: what the daemon is doing, and what troubles it."""
+    return "; ".join([headline(status), *status["troubles"]])
+
+
+def is_stale(status: Mapping[str, Any], now_seconds: float) -> bool:
+    """Has the daemon, which writes its status at each tick, missed some?"""
+    allowed_seconds = LATE_TICKS * status["settings"]["rebind_seconds"] + LATE_SECONDS
+    return bool(now_seconds - status["written_at_seconds"] > allowed_seconds)
+
+
+def render(status: Mapping[str, Any], now_seconds: float) -> str:
+    """Lay a published status out; `now_seconds` is of the monotonic clock, as the times in it are."""
+    label_characters = max(len(label) for label, _ in rows(status, now_seconds))
+    lines = [f"  {label:<{label_characters}}  {text}" for label, text in rows(status, now_seconds)]
+    return "\n".join([f"moe-gpu-stabilizer {status['version']}, pid {status['pid']}", *lines])
+
+
+def rows(status: Mapping[str, Any], now_seconds: float) -> Iterator[tuple[str, str]]:
+    yield "state", f"{headline(status)}, {ago('since', status['state_since_seconds'], now_seconds)}"
+    if is_stale(status, now_seconds):
+        late = duration(now_seconds - status["written_at_seconds"])
+        yield "STALE", f"the daemon last wrote this {late} ago: it is stopped or stuck, and what follows may be past"
+    yield "GPU node", status["node"] or "none found yet"
+    yield "raised", raised(status, now_seconds)
     for one in status["processes"]:
         says = "counts" if one["counts"] else "is ignored"
-        rows.append(("process", f"pid {one['pid']} ({one['name']}) {says}: {one['reason']}"))
-    rows += [("trouble", trouble) for trouble in status["troubles"]]
-    return f"moe-gpu-stabilizer {status['version']}, pid {status['pid']}\n" + "\n".join(
-        f"  {label:<9} {text}" for label, text in rows
-    )
+        yield "process", f"pid {one['pid']} ({one['name']}) {says}: {one['reason']}"
+    for one in status["libraries"]:
+        yield "library", f"{one['path']} ({', '.join(one['functions'])})"
+    rival = status["last_rival_write"]
+    if rival:
+        when = ago("found", rival["found_at_seconds"], now_seconds)
+        yield "rival", f"another program set min_freq to {mhz(rival['min_hz'])} while it was raised, {when}"
+    for line in settings_in_force(status["settings"]):
+        yield "setting", line
+    for trouble in status["troubles"]:
+        yield "trouble", trouble
+    last = status["last_trouble"]
+    if last and last["message"] not in status["troubles"]:
+        yield "last error", f"{last['message']} ({ago('over now; said', last['at_seconds'], now_seconds)})"
+
+
+def raised(status: Mapping[str, Any], now_seconds: float) -> str:
+    times = {0: "never", 1: "once"}.get(status["raised_times"], f"{status['raised_times']} times")
+    seconds = status["raised_seconds"]
+    if status["floor_hz"] is not None:  # the file is not written again while nothing changes
+        seconds += now_seconds - status["written_at_seconds"]
+    return f"{times}, {duration(seconds)} in all since the daemon started"
+
+
+def settings_in_force(settings: Mapping[str, Any]) -> Iterator[str]:
+    """As the file has them, one line each, defaults included."""
+    for name, key in KEYS.items():
+        value = settings[key.field]
+        text = (
+            (":" if name == "STABILIZER_LIBRARIES" else " ").join(map(str, value)) if isinstance(value, list) else value
+        )
+        yield f"{name}={'' if text is None else printable(str(text))}"
+
+
+def ago(what: str, at_seconds: float, now_seconds: float) -> str:
+    """A moment as the time of day, and how long ago that was."""
+    age_seconds = max(0.0, now_seconds - at_seconds)
+    wall = time.strftime("%H:%M:%S", time.localtime(time.time() - age_seconds))
+    return f"{what} {wall} ({duration(age_seconds)} ago)"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 4.2 s, 3 min 4 s, 2 h 5 min, 3 d 1 h."""
+    for index, (unit, size) in enumerate(SECONDS_PER_UNIT):
+        if seconds >= size:
+            smaller, smaller_size = (*SECONDS_PER_UNIT, ("s", 1))[index + 1]
+            return f"{int(seconds // size)} {unit} {int(seconds % size // smaller_size)} {smaller}"
+    return f"{seconds:.1f} s"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Protocol
 
+from .journal import fields
 from .matching import Verdict, judge_launch
 from .policy import Process
-from .processes import ProcessVanishedError, ThreadMeter, identify, launch_of, name_of, user_id_of
+from .processes import ProcessVanishedError, ThreadMeter, identify, launch_of, name_of, printable, user_id_of
 from .settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 class VerdictTable(Protocol):
@@ -75,6 +79,14 @@ class Tracker:
         if known:
             os.close(known.pidfd)
         return known
+
+
+def announce(known: Known) -> None:
+    """Say in the log what a process was judged to be, and why."""
+    pid, name, reason = known.process.tgid, known.name, printable(known.verdict.reason)
+    event, says = ("counts", "counts") if known.verdict.counts else ("ignored", "is ignored")
+    told = fields(event, TARGET_PID=pid, TARGET_COMM=name, REASON=reason)
+    logger.info("pid %d (%s) %s: %s", pid, name, says, reason, extra=told)
 
 
 def judge_now(tgid: int, settings: Settings) -> Verdict:

@@ -1,0 +1,97 @@
+"""What is said to, and heard from, a running daemon: --status, --reload; and --restore, for one that was killed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from typing import Any
+
+from . import __version__
+from .devfreq import mhz
+from .errors import ConfigError, StabilizerError
+from .floor import Floor
+from .invocation import again_as_root, command, start_command
+from .journal import fields, set_up_logging, under_systemd
+from .runtime import Runtime
+from .status import is_stale, render
+
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 30  # longer than the daemon waits for the child that reads its settings
+LOOK_SECONDS = 0.02
+
+
+def show_status(as_json: bool) -> int:
+    """Print what the running daemon has published; return 1 where it is out of date."""
+    status = load_status(Runtime())
+    now_seconds = time.monotonic()
+    stale = is_stale(status, now_seconds)
+    print(json.dumps({**status, "stale": stale}, indent=2) if as_json else render(status, now_seconds))
+    return 1 if stale else 0
+
+
+def load_status(runtime: Runtime) -> dict[str, Any]:
+    """Return the running daemon's status. Raises StabilizerError where none is running, or one of another version."""
+    status = runtime.load_status()
+    if status is not None and status.get("version") != __version__:
+        message = f"the running daemon is version {status.get('version')}, this program {__version__}"
+        raise StabilizerError(message, f"restart it: {start_command('restart')}")
+    if status is not None:
+        return status
+    if runtime.load_raised():
+        message = "the daemon is not running, and one that was killed has left min_freq raised"
+        raise StabilizerError(message, f"give it back: {command('--restore')}")
+    raise StabilizerError("the daemon is not running", f"start it: {start_command()}")
+
+
+def reload() -> int:
+    """Make the running daemon read its settings again, and wait for what comes of it.
+
+    Raises ConfigError where they are wrong, so that the old ones stay; StabilizerError where there is no daemon, or
+    none that answers.
+    """
+    runtime = Runtime()
+    before = load_status(runtime)
+    try:
+        os.kill(before["pid"], signal.SIGHUP)
+    except PermissionError:
+        raise StabilizerError("the daemon is not yours to signal", f"it needs root: {again_as_root()}") from None
+    except ProcessLookupError:
+        raise StabilizerError("the daemon has just ended", f"start it: {start_command()}") from None
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while time.monotonic() < deadline:
+        answer = load_status(runtime)["reloads"]
+        if answer["count"] > before["reloads"]["count"]:
+            if answer["error"]:
+                raise ConfigError(f"the old settings stay: {answer['error']}", answer["hint"])
+            return 0
+        time.sleep(LOOK_SECONDS)
+    raise StabilizerError(f"the daemon has not answered within {ANSWER_SECONDS} s", f"see {command('--status')}")
+
+
+def restore() -> int:
+    """Give back what a killed daemon left raised; a running one is left alone.
+
+    As ExecStopPost= it runs after each stop, and then says something only if it had something to do.
+    """
+    by_systemd = under_systemd()
+    if by_systemd:
+        set_up_logging("info")
+    runtime = Runtime()
+    done = ""
+    if not runtime.directory.exists():
+        answer = "nothing to give back"
+    elif not runtime.lock():
+        answer = "a daemon is running; it gives back its floor itself"
+    else:
+        baseline_hz = Floor(runtime).undo_left_over()
+        done = "" if baseline_hz is None else f"floor {mhz(baseline_hz)} (restored)"
+        answer = done or "nothing to give back"
+    if not by_systemd:
+        print(answer)
+    elif done:
+        logger.warning("%s", done, extra=fields("give-back", FLOOR_HZ=baseline_hz, REASON="restored"))
+    return 0

@@ -1,0 +1,63 @@
+"""What the service manager hears of us: ready, what we are doing, that we are alive (sd_notify(3))."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+NANOSECONDS_PER_MICROSECOND = 1_000
+
+# Of the time after which systemd takes us for hung; it recommends a half.
+PING_SHARE = 3
+
+
+class ServiceManager:
+    """Tells systemd of changes, and feeds its watchdog. Does nothing where nobody listens."""
+
+    def __init__(self) -> None:
+        self._listens = bool(os.environ.get("NOTIFY_SOCKET"))
+        self._ping_ns = self._watchdog_ns() // PING_SHARE
+        self._status = ""
+        # When alive() is due (CLOCK_MONOTONIC); None: no watchdog.
+        self.deadline_ns: int | None = None
+
+    def ready(self) -> None:
+        """Start-up is over; the watchdog watches from here on."""
+        self._tell("READY=1")
+        self.alive()
+
+    def stopping(self) -> None:
+        self._tell("STOPPING=1")
+
+    def status(self, line: str) -> None:
+        """What `systemctl status` shows. It is sent when it changes: each message wakes systemd."""
+        if line != self._status:
+            self._status = line
+            self._tell(f"STATUS={line}")
+
+    def alive(self) -> None:
+        """The event loop turns. Called at each rebind tick, it seldom needs a wake-up of its own at the deadline."""
+        if not self._ping_ns:
+            return
+        now_ns = time.monotonic_ns()
+        if self.deadline_ns is None or self.deadline_ns - self._ping_ns // 2 <= now_ns:
+            self.deadline_ns = now_ns + self._ping_ns
+            self._tell("WATCHDOG=1")
+
+    @staticmethod
+    def _watchdog_ns() -> int:
+        """After how long without a sign of life systemd kills us; 0: never (sd_watchdog_enabled(3))."""
+        try:
+            if int(os.environ.get("WATCHDOG_PID", os.getpid())) != os.getpid():
+                return 0
+            return max(0, int(os.environ.get("WATCHDOG_USEC", 0))) * NANOSECONDS_PER_MICROSECOND
+        except ValueError:
+            return 0
+
+    def _tell(self, message: str) -> None:
+        if self._listens:
+            from systemd.daemon import notify
+
+            with contextlib.suppress(OSError):  # whoever listened has gone
+                notify(message)

@@ -1,0 +1,101 @@
+"""Publishes what the daemon is doing: to a file under /run, readable by all, and to systemd.
+
+Times in the file are seconds of the monotonic clock: a board without a battery learns the date some time after its
+start.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import __version__
+from .control import FloorControl
+from .errors import StabilizerError
+from .journal import Troubles
+from .notify import ServiceManager
+from .policy import Process
+from .processes import identify, printable
+from .rebind import Rebinder
+from .runtime import Runtime
+from .settings import Settings
+from .status import for_systemctl
+from .tracker import Known
+
+
+@dataclass(frozen=True)
+class Reloads:
+    """How the last reading of the settings went. `count` tells `--reload` that its signal has been answered."""
+
+    count: int = 0
+    error: str = ""
+    hint: str = ""
+
+
+class Publisher:
+    """Publishes the state of these parts of the daemon."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        troubles: Troubles,
+        manager: ServiceManager,
+        control: FloorControl,
+        rebinder: Rebinder,
+        known: Mapping[int, Known],
+    ) -> None:
+        self._runtime = runtime
+        self._troubles = troubles
+        self._manager = manager
+        self._control = control
+        self._rebinder = rebinder
+        self._known = known
+        self._start_ticks = identify(os.getpid()).start_ticks
+
+    def publish(self, settings: Settings, claims: Collection[Process], reloads: Reloads) -> None:
+        """Say what is so now. That the file cannot be written is a trouble, and ends nothing."""
+        status = self._snapshot(settings, claims, reloads)
+        try:
+            self._runtime.save_status(status)
+        except StabilizerError as error:
+            self._troubles.begin("status", f"cannot publish the status: {error}")
+        else:
+            self._troubles.end("status", "the status can be published again")
+        self._manager.status(for_systemctl(status))
+
+    def _snapshot(self, settings: Settings, claims: Collection[Process], reloads: Reloads) -> dict[str, Any]:
+        """Describe the daemon as JSON carries it; `floor_hz` is None while the floor is not up."""
+        control, rival_write = self._control, self._control.rival_write
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "start_ticks": self._start_ticks,
+            "written_at_seconds": time.monotonic(),
+            "node": None if control.node is None else str(control.node),
+            "floor_hz": control.raised_hz,
+            "state_since_seconds": control.up_time.since,
+            "raised_times": control.up_time.times,
+            "raised_seconds": round(control.up_time.seconds, 3),
+            "processes": [
+                {
+                    "pid": one.process.tgid,
+                    "name": one.name,
+                    "counts": one.verdict.counts,
+                    "reason": printable(one.verdict.reason),
+                    "holds_the_floor": one.process in claims,
+                }
+                for one in self._known.values()
+            ],
+            "libraries": [
+                {"path": printable(library.place.path), "functions": sorted(library.offsets)}
+                for library in self._rebinder.libraries
+            ],
+            "last_rival_write": None if rival_write is None else rival_write._asdict(),
+            "troubles": list(self._troubles.lasting.values()),
+            "last_trouble": None if self._troubles.last is None else self._troubles.last._asdict(),
+            "settings": asdict(settings),
+            "reloads": asdict(reloads),
+        }
