@@ -29,7 +29,7 @@ def show_status(as_json: bool) -> int:
     status = load_status(Runtime())
     now_seconds = time.monotonic()
     stale = is_stale(status, now_seconds)
-    print(json.dumps({**status, "stale": stale}, indent=2) if as_json else render(status, now_seconds))
+    print(json.dumps({**status, "stale": stale}, indent=2) if as_json else render(status, now_seconds), flush=True)
     return 1 if stale else 0
 
 

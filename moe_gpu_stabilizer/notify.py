@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 
 NANOSECONDS_PER_MICROSECOND = 1_000
@@ -16,7 +17,8 @@ class ServiceManager:
     """Tells systemd of changes, and feeds its watchdog. Does nothing where nobody listens."""
 
     def __init__(self) -> None:
-        self._listens = bool(os.environ.get("NOTIFY_SOCKET"))
+        # An "@" stands for the NUL of an address in the abstract name space.
+        self._address = re.sub("^@", "\0", os.environ.get("NOTIFY_SOCKET", ""))
         self._ping_ns = self._watchdog_ns() // PING_SHARE
         self._status = ""
         # When alive() is due (CLOCK_MONOTONIC); None: no watchdog.
@@ -56,8 +58,13 @@ class ServiceManager:
             return 0
 
     def _tell(self, message: str) -> None:
-        if self._listens:
-            from systemd.daemon import notify
+        """Send, and never wait: systemd-python's notify() would, for a systemd that does not get to listen."""
+        if not self._address:
+            return
+        import socket
 
-            with contextlib.suppress(OSError):  # whoever listened has gone
-                notify(message)
+        with (
+            contextlib.suppress(OSError),  # whoever listened has gone, or has more to read than it can
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender,
+        ):
+            sender.sendto(message.encode(), self._address)

@@ -84,10 +84,9 @@ def settings_in_force(settings: Mapping[str, Any]) -> Iterator[str]:
     """As the file has them, one line each, defaults included."""
     for name, key in KEYS.items():
         value = settings[key.field]
-        text = (
-            (":" if name == "STABILIZER_LIBRARIES" else " ").join(map(str, value)) if isinstance(value, list) else value
-        )
-        yield f"{name}={'' if text is None else printable(str(text))}"
+        if isinstance(value, (list, tuple)):
+            value = (":" if name == "STABILIZER_LIBRARIES" else " ").join(map(str, value))
+        yield f"{name}={'' if value is None else printable(str(value))}"
 
 
 def ago(what: str, at_seconds: float, now_seconds: float) -> str:

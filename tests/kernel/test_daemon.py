@@ -175,6 +175,7 @@ def test_two_processes_that_overlap_make_one_stretch(
         one.kill()
         assert raised(node), "the other one still holds it"
         wait_until(lambda: given_back(node), "the floor given back")
+    daemon.wait_for_log(r"\(idle\)")
     assert daemon.log.count("inference)") == 1
     assert daemon.log.count("(idle)") == 1
 
@@ -302,6 +303,40 @@ def test_an_edited_configuration_is_applied_at_once_and_a_bad_one_is_not(
         daemon.configure(**common, hold_seconds=0.5, floor_mhz=612)
         daemon.send(signal.SIGHUP)
         wait_until(lambda: given_back(node), "the shorter hold, at once", seconds=5)
+
+
+def test_reload_waits_for_the_daemon_and_passes_on_what_is_wrong(
+    start_daemon: Start, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=llama.library)
+    common = {"devfreq": node.directory, "libraries": llama.library, "moe_flags": daemon.flag}
+    daemon.configure(**common, hold_seconds=2)
+    reloaded = daemon.command("--reload")
+    assert (reloaded.returncode, reloaded.stdout, reloaded.stderr) == (0, "", "")
+    assert daemon.has_logged(r"^settings read again: .* hold 2 s"), "before --reload ends"
+    daemon.configure(**common, hold_seconds=2, hold_second=3)
+    refused = daemon.command("--reload")
+    assert refused.returncode == 2
+    assert "unknown key 'STABILIZER_HOLD_SECOND'; did you mean STABILIZER_HOLD_SECONDS?" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    status = daemon.command("--status").stdout
+    assert "STABILIZER_HOLD_SECONDS=2.0" in status, "the old ones are in force"
+    assert "trouble" in status
+    daemon.stop()
+    missing = daemon.command("--reload")
+    assert (missing.returncode, "the daemon is not running" in missing.stderr) == (1, True)
+
+
+def test_a_daemon_that_does_not_get_to_run_has_a_stale_status(start_daemon: Start) -> None:
+    daemon = start_daemon(rebind_seconds=0.2)
+    assert daemon.command("--status").returncode == 0
+    daemon.send(signal.SIGSTOP)
+    try:
+        wait_until(lambda: "STALE" in daemon.command("--status").stdout, "it to be noticed")
+        assert daemon.command("--status").returncode == 1
+    finally:
+        daemon.send(signal.SIGCONT)
+    wait_until(lambda: daemon.command("--status").returncode == 0, "the daemon to write again")
 
 
 def test_a_late_node_is_waited_for_and_raised_when_it_comes(

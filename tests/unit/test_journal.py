@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from moe_gpu_stabilizer.journal import Troubles
+from moe_gpu_stabilizer.journal import JournalHandler, Troubles, fields
 
 # Logging is set up for a whole process, so a process of its own does it.
 PROGRAM = """
@@ -26,8 +25,6 @@ set_log_level("debug")
 logger.debug("a late detail")
 print(under_systemd())
 """
-
-NOTIFY = "from moe_gpu_stabilizer.journal import notify; notify(READY=1, STATUS='idle, 2 libraries watched')"
 
 
 @pytest.fixture
@@ -136,18 +133,84 @@ def test_the_journal_of_another_stream_is_not_ours() -> None:
     assert "a trouble" in done.stderr
 
 
-# What systemd is told.
+# What the journal gets. Only a real one can say what it has stored: tests/system asks it.
 
 
-def test_systemd_is_told_of_a_change(tmp_path: Path) -> None:
-    address = tmp_path / "notify"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(str(address))
-        listener.settimeout(10)
-        run(NOTIFY, NOTIFY_SOCKET=str(address))
-        assert listener.recv(4096).decode().splitlines() == ["READY=1", "STATUS=idle, 2 libraries watched"]
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What would have gone to the journal."""
+    entries: list[tuple[str, ...]] = []
+    monkeypatch.setattr("systemd.journal.sendv", lambda *entry: entries.append(entry))
+    return entries
 
 
-def test_without_a_listener_nothing_is_told_and_nothing_is_needed() -> None:
-    done = run(NOTIFY + "; import sys; print('systemd' in sys.modules)")
-    assert (done.stdout, done.stderr) == ("False\n", "")
+def journal_logger() -> logging.Logger:
+    """One that writes to the journal, whatever standard error is."""
+    logger = logging.Logger("test")
+    logger.addHandler(JournalHandler())
+    return logger
+
+
+def test_a_journal_entry_has_its_line_priority_and_fields(sent: list[tuple[str, ...]]) -> None:
+    journal_logger().info(
+        "floor %s", "1020 MHz", extra=fields("raise", FLOOR_HZ=1_020_000_000, TARGET_PID=4242, NODE=None)
+    )
+    assert sent == [
+        (
+            "MESSAGE=floor 1020 MHz",
+            "PRIORITY=6",
+            "SYSLOG_IDENTIFIER=moe-gpu-stabilizer",
+            "EVENT=raise",
+            "FLOOR_HZ=1020000000",
+            "TARGET_PID=4242",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level", "priority"), [(logging.DEBUG, 7), (logging.INFO, 6), (logging.WARNING, 4), (logging.ERROR, 3)]
+)
+def test_levels_become_the_priorities_of_syslog(sent: list[tuple[str, ...]], level: int, priority: int) -> None:
+    journal_logger().log(level, "a line")
+    assert sent[0][1] == f"PRIORITY={priority}"
+
+
+def test_a_journal_that_does_not_answer_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_entry: str) -> None:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("systemd.journal.sendv", refuse)
+    journal_logger().error("nobody hears this")
+
+
+def test_a_trouble_about_a_library_names_it(sent: list[tuple[str, ...]]) -> None:
+    package = logging.getLogger("moe_gpu_stabilizer")
+    handler = JournalHandler()
+    package.addHandler(handler)
+    try:
+        Troubles().replace("attach", {"/opt/libllama.so": "cannot attach to /opt/libllama.so"})
+    finally:
+        package.removeHandler(handler)
+    assert set(sent[0]) >= {"EVENT=trouble", "LIBRARY=/opt/libllama.so", "PRIORITY=4"}
+
+
+def test_the_last_trouble_is_remembered_when_it_is_over(said: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles()
+    troubles.begin("node", "no GPU node yet")
+    troubles.begin("floor", "nothing to raise", logging.INFO)
+    troubles.end("node", "found it")
+    assert troubles.last is not None
+    assert troubles.last.message == "no GPU node yet"
+    assert said.messages[-1] == "found it"
+
+
+def test_the_one_line_of_a_failure_is_an_error_in_the_journal(tmp_path: Path) -> None:
+    """systemd takes standard error for information, but for what begins with a priority (sd-daemon(3))."""
+    program = "from moe_gpu_stabilizer.journal import complain; complain('no such file')"
+    assert run(program).stderr == "no such file\n"
+    with (tmp_path / "stream").open("w+") as stream:
+        status = os.fstat(stream.fileno())
+        environment = {**os.environ, "JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        subprocess.run([sys.executable, "-c", program], stderr=stream, env=environment, check=True)
+        stream.seek(0)
+        assert stream.read() == "<3>no such file\n"
