@@ -18,7 +18,7 @@ back.
 
   --no-start   do not start it now; it starts at the next boot
   --dry-run    say what would be done, and do nothing
-  --purge      remove the settings, too
+  --purge      remove the settings, too, and what "systemctl edit" has made
 
 --demo and --test put Python packages into .venv in the clone. For the tests llama.cpp is built in
 ~/.cache/moe-gpu-stabilizer, and kernel headers are linked to where BCC looks if the running kernel has none of its own.
@@ -36,7 +36,8 @@ python=/usr/bin/python3
 run_packages=(libbpfcc python3 python3-venv python3-psutil python3-pyelftools python3-systemd)
 demo_packages=(gcc libc6-dev)
 # BCC compiles probe.c afresh in the tests, and a real llama.cpp is built for them.
-test_packages=(python3-bpfcc cmake make g++ util-linux shellcheck binutils)
+test_packages=(python3-bpfcc cmake make g++ util-linux shellcheck binutils git groff-base bash-completion libcap2-bin
+    systemd-container systemd-sysv dbus)
 
 # shellcheck source=tools/uninstall
 . "$here/tools/uninstall"

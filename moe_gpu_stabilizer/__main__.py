@@ -35,7 +35,9 @@ files:
   /etc/default/moe-gpu-stabilizer   the settings; every key is optional
   /run/moe-gpu-stabilizer/          the running daemon's status, and the clock that is to be given back
 
-exit status: 0 all is well, 1 something failed or is missing, 2 wrong usage or configuration"""
+exit status: 0 all is well, 1 something failed or is missing, 2 wrong usage or configuration
+
+The manual, moe-gpu-stabilizer(8), has the log lines, signals, overhead and limits."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -50,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, metavar="FILE", help="read the settings from FILE")
     action = parser.add_mutually_exclusive_group()
     action.add_argument(
-        "--check", action="store_true", help="show what was found, what would match, what is missing; no root needed"
+        "--check", action="store_true", help="show what was found, what counts, what is missing; no root needed"
     )
     action.add_argument("--status", action="store_true", help="show what the running daemon is doing; no root needed")
     action.add_argument("--reload", action="store_true", help="make the running daemon read its settings again")
@@ -95,7 +97,11 @@ def open_standard_descriptors() -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; ends the program where it is wrong, or asks for help."""
     parser = make_parser()
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown and options.demo:
+        parser.error(f"{unknown[0]} is no option of ours; before your own command put -- : --demo -- COMMAND...")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.json and not (options.check or options.status):
         parser.error("--json goes with --check or --status")
     if options.config is not None and (options.status or options.reload or options.restore or options.demo):

@@ -65,6 +65,8 @@ def reload() -> int:
     while time.monotonic() < deadline:
         answer = load_status(runtime)["reloads"]
         if answer["count"] > before["reloads"]["count"]:
+            if answer["error"] and under_systemd():
+                return ConfigError.exit_code  # the daemon has said in the same journal what is wrong
             if answer["error"]:
                 raise ConfigError(f"the old settings stay: {answer['error']}", answer["hint"])
             return 0
@@ -77,21 +79,27 @@ def restore() -> int:
 
     As ExecStopPost= it runs after each stop, and then says something only if it had something to do.
     """
-    by_systemd = under_systemd()
-    if by_systemd:
-        set_up_logging("info")
     runtime = Runtime()
-    done = ""
     if not runtime.directory.exists():
-        answer = "nothing to give back"
-    elif not runtime.lock():
-        answer = "a daemon is running; it gives back its floor itself"
+        return _do_nothing("nothing to give back")
+    if not runtime.lock():
+        return _do_nothing("a daemon is running; it gives back its floor itself")
+    if under_systemd():
+        set_up_logging("info")
+    left_over = runtime.load_raised()
+    baseline_hz = Floor(runtime).undo_left_over()
+    if left_over is None or baseline_hz is None:
+        return _do_nothing("nothing to give back")
+    line = f"floor {mhz(baseline_hz)} (restored)"
+    if under_systemd():
+        told = fields("give-back", FLOOR_HZ=baseline_hz, NODE=left_over.node, REASON="restored")
+        logger.warning("%s", line, extra=told)
     else:
-        baseline_hz = Floor(runtime).undo_left_over()
-        done = "" if baseline_hz is None else f"floor {mhz(baseline_hz)} (restored)"
-        answer = done or "nothing to give back"
-    if not by_systemd:
-        print(answer)
-    elif done:
-        logger.warning("%s", done, extra=fields("give-back", FLOOR_HZ=baseline_hz, REASON="restored"))
+        print(line)
+    return 0
+
+
+def _do_nothing(why: str) -> int:
+    if not under_systemd():
+        print(why)
     return 0

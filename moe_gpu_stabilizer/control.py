@@ -70,7 +70,8 @@ class FloorControl:
         try:
             baseline_hz = self._floor.undo_left_over()
         except StabilizerError as error:
-            self._troubles.begin("left over", f"cannot give back an earlier run's floor: {error}", logging.ERROR)
+            message = f"cannot give back an earlier run's floor: {error}"
+            self._troubles.begin("left over", message, logging.ERROR, NODE=self.node)
             return
         if baseline_hz is not None:
             self._say_given_back(baseline_hz, "left over from a run that was killed", logging.WARNING)
@@ -84,9 +85,10 @@ class FloorControl:
             return
         if floor_hz is None:
             message = "min_freq is already as high as the floor: nothing to raise"
-            self._troubles.begin("floor", message, logging.INFO, NODE=self.node)
+            self._troubles.begin("already high", message, logging.INFO, NODE=self.node)
             return
-        self._troubles.end("floor", "the floor can be raised again")
+        self._troubles.end("already high", "min_freq is below the floor again", NODE=self.node)
+        self._troubles.end("floor", "the floor can be raised again", NODE=self.node)
         pid, reason = known.process.tgid, printable(known.verdict.reason)
         told = fields("raise", FLOOR_HZ=floor_hz, NODE=self.node, TARGET_PID=pid, TARGET_COMM=known.name, REASON=reason)
         logger.info("floor %s (pid %d inference)", mhz(floor_hz), pid, extra=told)
@@ -99,7 +101,7 @@ class FloorControl:
         except StabilizerError as error:
             self._troubles.begin("give back", f"cannot give the floor back: {error}", logging.ERROR, NODE=self.node)
             return
-        self._troubles.end("give back", "the floor could be given back")
+        self._troubles.end("give back", "the floor could be given back", NODE=self.node)
         self.up_time.end()
         if baseline_hz is not None:
             self._say_given_back(baseline_hz, reason)
@@ -113,11 +115,14 @@ class FloorControl:
         if self.node and self.node.is_there():
             return
         if self.node:
-            # What was asked of a node goes with it.
+            gone, was_raised = self.node, self._floor.raised is not None
             self.give_back("the GPU node is gone")
+            if was_raised and self._floor.raised is None:  # what was asked of a node goes with it
+                told = fields("give-back", NODE=gone, REASON="the GPU node is gone")
+                logger.info("the floor is gone with the GPU node", extra=told)
         self._floor.node = devfreq.find(self.settings.devfreq)
         if self.node:
-            self._troubles.end("node", f"found the GPU node {self.node}")
+            self._troubles.end("node", f"found the GPU node {self.node}", NODE=self.node)
         else:
             wanted = self.settings.devfreq or f"a GPU in {devfreq.CLASS_DIRECTORY}"
             every = f"looking again every {self.settings.rebind_seconds:g} s"

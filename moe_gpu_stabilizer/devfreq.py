@@ -117,8 +117,7 @@ def find(configured: str = "", class_directory: Path = CLASS_DIRECTORY) -> Node 
     if configured:
         node = Node(Path(configured))
         return node if node.is_there() else None
-    nodes = candidates(class_directory)
-    return nodes[0] if nodes else None
+    return next((node for node in candidates(class_directory) if node.is_there()), None)
 
 
 def candidates(class_directory: Path = CLASS_DIRECTORY) -> list[Node]:

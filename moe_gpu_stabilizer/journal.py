@@ -124,7 +124,7 @@ class Troubles:
         for path, message in messages.items():
             self.begin(f"{kind} {path}", message, LIBRARY=path)
 
-    def end(self, cause: str, message: str) -> None:
-        """Say `message` if there was trouble with this cause."""
+    def end(self, cause: str, message: str, **values: object) -> None:
+        """Say `message`, with these fields, if there was trouble with this cause."""
         if self.lasting.pop(cause, None):
-            logger.info("%s", message, extra=fields("trouble-over", REASON=cause))
+            logger.info("%s", message, extra=fields("trouble-over", REASON=cause, **values))

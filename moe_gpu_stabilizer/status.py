@@ -69,7 +69,7 @@ def rows(status: Mapping[str, Any], now_seconds: float) -> Iterator[tuple[str, s
         yield "trouble", trouble
     last = status["last_trouble"]
     if last and last["message"] not in status["troubles"]:
-        yield "last error", f"{last['message']} ({ago('over now; said', last['at_seconds'], now_seconds)})"
+        yield "last trouble", f"{last['message']} ({ago('over now; said', last['at_seconds'], now_seconds)})"
 
 
 def raised(status: Mapping[str, Any], now_seconds: float) -> str:
@@ -81,12 +81,13 @@ def raised(status: Mapping[str, Any], now_seconds: float) -> str:
 
 
 def settings_in_force(settings: Mapping[str, Any]) -> Iterator[str]:
-    """As the file has them, one line each, defaults included."""
+    """As the file could have them, one line each, defaults included."""
     for name, key in KEYS.items():
         value = settings[key.field]
         if isinstance(value, (list, tuple)):
             value = (":" if name == "STABILIZER_LIBRARIES" else " ").join(map(str, value))
-        yield f"{name}={'' if value is None else printable(str(value))}"
+        text = "" if value is None else printable(f"{value:g}" if isinstance(value, float) else str(value))
+        yield f'{name}="{text}"' if " " in text else f"{name}={text}"
 
 
 def ago(what: str, at_seconds: float, now_seconds: float) -> str:

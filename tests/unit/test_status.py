@@ -79,16 +79,16 @@ def test_settings_are_shown_as_the_file_has_them() -> None:
     text = render(published(), NOW_SECONDS)
     for line in (
         "STABILIZER_FLOOR_MHZ=",
-        "STABILIZER_HOLD_SECONDS=1.0",
+        "STABILIZER_HOLD_SECONDS=1",
         "STABILIZER_LIBRARIES=/a/libllama.so:/b/libllama.so",
-        "STABILIZER_MOE_FLAGS=--cpu-moe -cmoe --n-cpu-moe -ncmoe",
+        'STABILIZER_MOE_FLAGS="--cpu-moe -cmoe --n-cpu-moe -ncmoe"',
     ):
         assert f"  {line}\n" in text + "\n"
 
 
 def test_an_error_that_is_over_is_still_told_and_a_lasting_one_once() -> None:
     over = {"message": "no GPU node yet", "at_seconds": NOW_SECONDS - 4000}
-    assert row(published(last_trouble=over), "last error").startswith("no GPU node yet (over now; said ")
+    assert row(published(last_trouble=over), "last trouble").startswith("no GPU node yet (over now; said ")
     lasting = render(published(troubles=["no GPU node yet"], last_trouble=over), NOW_SECONDS)
     assert lasting.count("no GPU node yet") == 1
 
