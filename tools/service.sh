@@ -103,7 +103,7 @@ prepare_release() {
     mkdir -p "$home"
     release=$(mktemp -d "$home/venv-XXXXXX")
     chmod 755 "$release"
-    "$python" -m venv --system-site-packages "$release" || die "cannot make a venv in $home" "is the disk full?"
+    "$python" -m venv --system-site-packages "$release" || die "cannot make a venv in $home; nothing was changed" "is the disk full?"
     # pip builds in the source folder: a copy leaves the clone as it is.
     source=$release/source
     mkdir "$source"

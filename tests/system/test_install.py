@@ -31,11 +31,19 @@ def service(fresh_container: Container) -> Service:
 def newer(fresh_container: Container) -> Iterator[Path]:
     """A copy of the source that a test may change, at /opt/newer inside."""
     fresh_container.run("cp", "-r", "/mnt/src", "/opt/newer")
-    fresh_container.run(
-        "sed", "-i", 's/^__version__ = .*/__version__ = "99.0"/', "/opt/newer/moe_gpu_stabilizer/__init__.py"
-    )
+    edit_newer(fresh_container, "__init__.py", '^__version__ = .*/__version__ = "99.0"')
     yield fresh_container.path("/opt/newer")
     fresh_container.run("rm", "-rf", "/opt/newer")
+
+
+def edit_newer(container: Container, module: str, substitution: str) -> None:
+    container.run("sed", "-i", f"s/{substitution}/", f"/opt/newer/moe_gpu_stabilizer/{module}")
+
+
+def keep_newer_from_starting(container: Container) -> None:
+    edit_newer(
+        container, "__main__.py", '^    settings = load_in_child.*/    raise StabilizerError("this one is broken")'
+    )
 
 
 def version_in_use(container: Container) -> str:
@@ -237,8 +245,7 @@ def test_a_failed_upgrade_leaves_the_old_version_at_work(service: Service, newer
 
 def test_a_version_that_does_not_start_is_replaced_by_the_old_one(service: Service, newer: Path) -> None:
     container = service.container
-    container.run("sed", "-i", 's/^    settings = load_in_child.*/    raise StabilizerError("this one is broken")/',
-                  "/opt/newer/moe_gpu_stabilizer/__main__.py")  # fmt: skip
+    keep_newer_from_starting(container)
     before, version = container.snapshot(), version_in_use(container)
     failed = container.run("/opt/newer/install.sh", check=False)
     assert failed.returncode == 1
@@ -252,8 +259,7 @@ def test_a_version_that_does_not_start_is_replaced_by_the_old_one(service: Servi
 
 
 def test_a_first_version_that_does_not_start_is_taken_off_again(fresh_container: Container, newer: Path) -> None:
-    fresh_container.run("sed", "-i", 's/^    settings = load_in_child.*/    raise StabilizerError("this one is broken")/',
-                        "/opt/newer/moe_gpu_stabilizer/__main__.py")  # fmt: skip
+    keep_newer_from_starting(fresh_container)
     before = fresh_container.snapshot()
     failed = fresh_container.run("/opt/newer/install.sh", check=False)
     assert failed.returncode == 1
@@ -282,7 +288,8 @@ def test_an_interrupted_upgrade_leaves_the_old_version_at_work(service: Service,
         assert container.snapshot() == before
     assert version_in_use(container) == version
     assert service.show("ActiveState") == "active"
-    container.run("sh", "-c", "while pgrep --full 'pip install' >/dev/null; do sleep 0.1; done")
+    lock = ("flock", "--nonblock", f"/run/lock/{NAME}-install.lock", "true")
+    container.wait_for(lambda: container.run(*lock, check=False).returncode == 0, "the children of a killed one to end")
     container.run(INSTALL)
     assert len(releases(container)) == 1
     assert service.show("ActiveState") == "active"
