@@ -51,7 +51,7 @@ usage_error() {
 }
 
 require_root() {
-    [ "$(id -u)" = 0 ] || die "root is needed" "sudo ./install.sh $*"
+    [ "$(id -u)" = 0 ] || die "root is needed" "sudo ./install.sh${*:+ $*}"
 }
 
 require_debian() {

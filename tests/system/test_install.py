@@ -314,7 +314,11 @@ def test_what_keeps_it_from_being_installed_is_one_clear_line(
 ) -> None:
     before_it = {
         "without systemd": "mount -t tmpfs none /run/systemd",
-        "without apt-get": "mount --bind /dev/null /usr/bin/apt-get",
+        "without apt-get": (
+            "mkdir /tmp/bin; mount -t tmpfs none /tmp/bin; mkdir /tmp/bin/work /tmp/bin/top;"
+            "mount -t overlay -o lowerdir=/usr/bin,upperdir=/tmp/bin/top,workdir=/tmp/bin/work none /usr/bin;"
+            "rm /usr/bin/apt-get"
+        ),
         "an old Python": (
             "printf '#!/bin/sh\\n[ \"$1\" = --version ] && echo Python 3.9.2 || exit 1' >/tmp/old; chmod +x /tmp/old;"
             "mount --bind /tmp/old $(readlink -f /usr/bin/python3)"
