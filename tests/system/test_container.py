@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import HIGHEST_HZ, LOWEST_HZ, REPOSITORY, wait_until
 from tests.system.container import BootError, Container
+from tests.system.service import FUNCTIONS
 from tests.system.stage import cgroups
 from tests.workload import Workload
 
@@ -185,7 +186,7 @@ def test_uprobes_work_inside(container: Container, python: str, program: str) ->
     )
     pid = container.show("by-hand", "MainPID")
     with Workload(Path(program), flag, prefix=container.enter()) as workload:
-        container.wait_for(lambda: container.uprobes(pid), "uprobes")
+        container.wait_for(lambda: container.uprobes(pid) == FUNCTIONS, "uprobes")
         assert container.node.min_hz == LOWEST_HZ
         workload.do("call 1")
         wait_until(lambda: container.node.min_hz == HIGHEST_HZ, "the floor is up")

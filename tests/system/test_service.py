@@ -210,13 +210,14 @@ def test_a_daemon_that_hangs_is_ended_gives_back_and_works_again(service: Servic
 def test_a_shutdown_gives_the_clock_back_and_the_next_boot_starts_it(fresh_container: Container) -> None:
     fresh_container.run(INSTALL)
     service = Service(fresh_container)
-    service.configure(hold_seconds=60)
+    program = build(fresh_container, "/opt/llama.cpp/build/bin")
+    service.configure(hold_seconds=60, libraries=program.parent / "libllama.so")
     service.systemctl("reload")
-    with service.llama_server() as server:
-        fresh_container.wait_for_journal(NAME, "^attached ")
-        server.do("call 1")
-        service.wait_until_raised()
-        fresh_container.reboot()
+    # A unit of its own, as an owner would have one, so that it takes part in the shutdown.
+    server = f"(echo 'call 1'; sleep 1000) | {program} {service.flag}"
+    fresh_container.run("systemd-run", "--unit=llama-server", "sh", "-c", server)
+    service.wait_until_raised()
+    fresh_container.reboot()
     assert fresh_container.node.min_hz == LOWEST_HZ
     service.wait_until_active()
     assert fresh_container.run("systemctl", "is-enabled", NAME).stdout == "enabled\n"
