@@ -44,11 +44,7 @@ test_packages=(python3-bpfcc cmake make g++ util-linux shellcheck binutils git g
 # shellcheck source=tools/service.sh
 . "$here/tools/service.sh"
 
-usage_error() {
-    printf 'install.sh: %s\n\n' "$1" >&2
-    usage >&2
-    exit 2
-}
+usage_error() { die "$1" "./install.sh --help" 2; }
 
 require_root() {
     [ "$(id -u)" = 0 ] || die "root is needed" "sudo ./install.sh${*:+ $*}"

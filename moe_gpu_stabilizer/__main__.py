@@ -133,12 +133,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_daemon(config: Path | None) -> int:
+    import resource
+
     from .config import load_in_child
     from .daemon import Daemon
     from .journal import set_up_logging
     from .runtime import Runtime
 
     os.umask(0o022)  # --status needs no root
+    # A descriptor for each probe and each process that calls: the usual 1,024 may be too few.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings = load_in_child(config)
     set_up_logging(settings.log_level)
     runtime = Runtime()

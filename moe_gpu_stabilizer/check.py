@@ -13,6 +13,7 @@ import os
 import shlex
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -101,7 +102,9 @@ def look_at_daemon(runtime: Runtime) -> tuple[str | None, bool]:
         published = runtime.load_status()
         if published is None:
             return None, False
-        return printable(status.headline(published)), bool(published["troubles"])
+        stale = status.is_stale(published, time.monotonic())
+        headline = "stopped or stuck" if stale else printable(status.headline(published))
+        return headline, stale or bool(published["troubles"])
     except (StabilizerError, LookupError, TypeError):  # another version's, or not for this user
         return "its status cannot be read", False
 
@@ -134,6 +137,8 @@ def conclusion(report: Report, found: Sequence[Finding]) -> str:
     missing = sum(finding.state == "missing" for finding in found)
     if missing:
         return f"{status.counted(missing, 'thing is', 'things are')} missing, marked MISSING."
+    if report.daemon is not None:
+        return "The daemon runs, with troubles." if report.daemon_has_troubles else "The daemon works."
     if any(finding.state == "unknown" for finding in found):
         return f"The daemon would work, as far as can be seen{'' if report.as_root else ' without root'}."
     return "The daemon would work."

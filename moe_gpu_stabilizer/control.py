@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
@@ -113,6 +114,7 @@ class FloorControl:
     def look_for_node(self) -> None:
         """Find the GPU's node where there is none yet, and notice when it has gone."""
         if self.node and self.node.is_there():
+            self._review()
             return
         if self.node:
             gone, was_raised = self.node, self._floor.raised is not None
@@ -127,6 +129,14 @@ class FloorControl:
             wanted = self.settings.devfreq or f"a GPU in {devfreq.CLASS_DIRECTORY}"
             every = f"looking again every {self.settings.rebind_seconds:g} s"
             self._troubles.begin("node", f"no GPU node yet ({wanted}); {every}; --check says more")
+
+    def _review(self) -> None:
+        """Is min_freq still as high as the floor, with nobody to raise it for?"""
+        if "already high" not in self._troubles.lasting or self.node is None:
+            return
+        with contextlib.suppress(StabilizerError):  # the next look will tell
+            if self.node.min_hz < self.node.floor_hz(self.settings.floor_hz):
+                self._troubles.end("already high", "min_freq is below the floor again", NODE=self.node)
 
     def apply(self, settings: Settings, known: Known | None) -> None:
         """Use other settings from now on, also for a floor that is up, on behalf of `known`."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import selectors
 import signal
 import time
 from collections.abc import Callable
 
-from . import __version__, policy
+from . import policy
 from .control import FloorControl
 from .errors import StabilizerError
 from .journal import Troubles, fields, set_log_level
@@ -21,7 +20,6 @@ from .rebind import Rebinder
 from .runtime import Runtime
 from .settings import NANOSECONDS, Settings
 from .signals import Terminal, listen_for_signals
-from .status import counted
 from .tracker import Known, Tracker, announce
 from .uprobes import KIND_EXEC, Probe
 
@@ -49,8 +47,9 @@ class Daemon:
         self._control = FloorControl(settings, runtime, self._troubles)
         self._probe = Probe(settings.hold_ns // WAKES_PER_HOLD)
         self._rebinder = Rebinder(
-            self._probe, settings.libraries, self._troubles, self._selector, changed=self._publish
-        )
+            self._probe, settings.libraries, self._troubles, self._selector,
+            changed=lambda: self._publisher.note_change(),
+        )  # fmt: skip
         self._tracker = Tracker(self._probe, settings)
         self._publisher = Publisher(
             runtime, self._troubles, self._manager, self._control, self._rebinder, self._tracker.known
@@ -62,9 +61,6 @@ class Daemon:
 
     def run(self) -> None:
         """Watch until SIGTERM or SIGINT, and leave the clock as it was found."""
-        # A descriptor for each probe and each process that calls: the usual 1,024 may be too few.
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         signals = listen_for_signals()
         self._selector.register(signals, selectors.EVENT_READ, lambda: self._on_signals(signals))
         self._selector.register(self._probe.fileno(), selectors.EVENT_READ, self._on_wakes)
@@ -73,7 +69,8 @@ class Daemon:
             self._control.undo_left_over()
             self._rebinder.rebind_and_wait()
             self._tick()
-            logger.info("ready: %s", self._describe(), extra=fields("ready", NODE=self._control.node))
+            told = fields("ready", NODE=self._control.node)
+            logger.info("ready: %s", self._publisher.describe(self._settings), extra=told)
             self._manager.ready()
             while not self._leaving:
                 self._wait()
@@ -95,6 +92,8 @@ class Daemon:
             self._tick()
         if is_due(self._manager.deadline_ns):
             self._manager.alive()
+        if self._publisher.has_news:
+            self._publish()
 
     def _leave(self) -> None:
         self._manager.stopping()
@@ -131,8 +130,10 @@ class Daemon:
             self._forget(tgid)
             return None
         except (OSError, StabilizerError) as error:
-            # Out of descriptors or memory, or /proc is closed to us. The kernel will ask again.
+            # Out of descriptors or memory, or /proc is closed to us. What was said of it may no longer be true; the
+            # kernel will ask again.
             self._troubles.begin("judge", f"cannot judge pid {tgid}: {error}")
+            self._forget(tgid)
             return None
         self._troubles.end("judge", "processes can be judged again")
         if before is None:
@@ -140,6 +141,7 @@ class Daemon:
             self._selector.register(known.pidfd, selectors.EVENT_READ, lambda: self._forget(tgid))
         if before is None or before.verdict != known.verdict:
             announce(known)
+            self._publisher.note_change()
         self._feed(policy.Judged(known.process, known.verdict.counts))
         return known
 
@@ -148,6 +150,7 @@ class Daemon:
         if known:
             self._selector.unregister(known.pidfd)
             self._feed(policy.ProcessGone(known.process))
+            self._publisher.note_change()
         self._tracker.forget(tgid)
 
     def _on_signals(self, signals: int) -> None:
@@ -166,10 +169,10 @@ class Daemon:
         for action in actions:
             if isinstance(action, policy.Raise):
                 self._control.raise_for(self._tracker.known[action.process.tgid])
-                self._publish()
+                self._publisher.note_change()
             elif isinstance(action, policy.GiveBack):
                 self._control.give_back(action.reason)
-                self._publish()
+                self._publisher.note_change()
             elif isinstance(action, policy.AskWork):
                 self._answer(action.process)
 
@@ -214,7 +217,7 @@ class Daemon:
         except StabilizerError as error:
             self._reloads = Reloads(self._reloads.count + 1, error.message, error.hint)
             self._troubles.begin("settings", f"the old settings stay: {error}", logging.ERROR)
-            self._publish()
+            self._publisher.note_change()
             return
         self._troubles.end("settings", "the settings are right again")
         self._settings = self._tracker.settings = settings
@@ -227,12 +230,8 @@ class Daemon:
         self._rebinder.look_elsewhere(settings.libraries)
         self._reloads = Reloads(self._reloads.count + 1)
         self._tick()
-        logger.info("settings read again: %s", self._describe(), extra=fields("reload", NODE=self._control.node))
-
-    def _describe(self) -> str:
-        libraries = counted(len(self._rebinder.libraries), "library", "libraries")
-        hold = f"hold {self._settings.hold_seconds:g} s"
-        return f"moe-gpu-stabilizer {__version__}, {self._control.describe()}, {hold}, {libraries}"
+        told = fields("reload", NODE=self._control.node)
+        logger.info("settings read again: %s", self._publisher.describe(self._settings), extra=told)
 
     def _publish(self) -> None:
         self._publisher.publish(self._settings, self._state.claims, self._reloads)

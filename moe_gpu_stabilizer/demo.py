@@ -91,7 +91,7 @@ def play_story(stage: Stage, stack: ExitStack, library: Path, program: Path) -> 
     """The built-in demo: without the daemon, then with it: a dense model, a MoE model, idleness."""
     expectations = Expectations()
     # Tagged for this demo alone: it must not take your llama.cpp, or another demo's, for its own.
-    flag = f"--cpu-moe=demo-{os.getpid()}"
+    flag = f"--demo-cpu-moe={os.getpid()}"  # no other daemon shall take the story for inference
     moe, dense = StandIn(program, flag), StandIn(program)
     for stand_in in (moe, dense):
         stack.callback(stand_in.close)

@@ -106,12 +106,14 @@ class Troubles:
     def __init__(self) -> None:
         self.lasting: dict[str, str] = {}
         self.last: Trouble | None = None
+        self.changed = False  # since somebody set this to False
 
     def begin(self, cause: str, message: str, level: int = logging.WARNING, **values: object) -> None:
         """Say `message`, with these fields, unless it was the last thing said about this cause."""
         if self.lasting.get(cause) == message:
             return
         self.lasting[cause] = message
+        self.changed = True
         if level >= logging.WARNING:
             self.last = Trouble(message, time.monotonic())
         logger.log(level, "%s", message, extra=fields("trouble", REASON=cause, **values))
@@ -121,10 +123,12 @@ class Troubles:
         for cause in [cause for cause in self.lasting if cause.startswith(f"{kind} ")]:
             if cause.removeprefix(f"{kind} ") not in messages:
                 del self.lasting[cause]
+                self.changed = True
         for path, message in messages.items():
             self.begin(f"{kind} {path}", message, LIBRARY=path)
 
     def end(self, cause: str, message: str, **values: object) -> None:
         """Say `message`, with these fields, if there was trouble with this cause."""
         if self.lasting.pop(cause, None):
+            self.changed = True
             logger.info("%s", message, extra=fields("trouble-over", REASON=cause, **values))

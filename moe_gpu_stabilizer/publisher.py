@@ -22,7 +22,7 @@ from .processes import identify, printable
 from .rebind import Rebinder
 from .runtime import Runtime
 from .settings import Settings
-from .status import for_systemctl
+from .status import counted, for_systemctl
 from .tracker import Known
 
 
@@ -53,10 +53,26 @@ class Publisher:
         self._control = control
         self._rebinder = rebinder
         self._known = known
+        self._changed = False
         self._start_ticks = identify(os.getpid()).start_ticks
+
+    def describe(self, settings: Settings) -> str:
+        """The daemon in one line, for the log."""
+        libraries = counted(len(self._rebinder.libraries), "library", "libraries")
+        hold = f"hold {settings.hold_seconds:g} s"
+        return f"moe-gpu-stabilizer {__version__}, {self._control.describe()}, {hold}, {libraries}"
+
+    def note_change(self) -> None:
+        """There is something new to publish; many changes at once are one."""
+        self._changed = True
+
+    @property
+    def has_news(self) -> bool:
+        return self._changed or self._troubles.changed
 
     def publish(self, settings: Settings, claims: Collection[Process], reloads: Reloads) -> None:
         """Say what is so now. That the file cannot be written is a trouble, and ends nothing."""
+        self._changed = self._troubles.changed = False
         status = self._snapshot(settings, claims, reloads)
         try:
             self._runtime.save_status(status)

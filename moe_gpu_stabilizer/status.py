@@ -73,7 +73,9 @@ def rows(status: Mapping[str, Any], now_seconds: float) -> Iterator[tuple[str, s
 
 
 def raised(status: Mapping[str, Any], now_seconds: float) -> str:
-    times = {0: "never", 1: "once"}.get(status["raised_times"], f"{status['raised_times']} times")
+    if status["raised_times"] == 0:
+        return "never since the daemon started"
+    times = "once" if status["raised_times"] == 1 else f"{status['raised_times']} times"
     seconds = status["raised_seconds"]
     if status["floor_hz"] is not None:  # the file is not written again while nothing changes
         seconds += now_seconds - status["written_at_seconds"]

@@ -172,6 +172,7 @@ use_release() {
     make_directory "$(dirname "$command_link")"
     ln -sfn "$program" "$command_link"
     ! systemd_runs || systemctl daemon-reload
+    refresh_manual
 }
 
 # Replaces the file in one step.
@@ -206,7 +207,7 @@ undo_what_failed() {
         say "putting the earlier version back" >&2
         use_release "$earlier"
         [ "$fate" != replace ] || put "$earlier/files/$name" "$settings"
-        ! systemd_runs || systemctl restart $name.service
+        [ -z "$start" ] || ! systemctl restart $name.service || say "it runs again" >&2
     elif [ -z "$earlier" ]; then
         [ -z "$switched" ] || say "taking it off again" >&2
         (uninstall) >/dev/null
@@ -234,5 +235,13 @@ say_what_next() {
     say "  $name --status                              what it is doing, for whom"
     say "  journalctl --unit $name --follow            what it has done"
     say "  systemctl reload $name                      after an edit of $settings"
-    [ -n "$start" ] || say "It was not started. To do so: systemctl enable --now $name"
+    if [ -n "$start" ]; then
+        return
+    elif systemd_runs && systemctl --quiet is-active $name.service; then
+        say "The version before is still running. To start this one: systemctl restart $name"
+    elif systemctl --quiet is-enabled $name.service; then
+        say "It was not started: it starts at the next boot, or with: systemctl start $name"
+    else
+        say "It was not started. To do so, now and at each boot: systemctl enable --now $name"
+    fi
 }

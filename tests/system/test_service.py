@@ -12,6 +12,7 @@ import pytest
 from tests.support import HIGHEST_HZ, LOWEST_HZ, stays, wait_until
 from tests.system.container import Container
 from tests.system.service import FUNCTIONS, HOME, INSTALL, NAME, SETTINGS, Service, build
+from tests.workload import Workload
 
 CAPABILITIES = {"cap_sys_admin", "cap_sys_ptrace", "cap_dac_read_search", "cap_lease"}
 MOST_EXPOSED = 1.7
@@ -311,6 +312,26 @@ def test_a_home_that_is_mounted_later_is_seen(service: Service) -> None:
             service.wait_until_raised()
     finally:
         container.run("umount", "--lazy", "/home/late")
+
+
+def test_users_are_told_apart_inside_the_sandbox(service: Service) -> None:
+    service.configure(users="owner", rebind_seconds=0.5)
+    service.systemctl("restart")
+    container = service.container
+    with service.llama_server() as of_root:
+        container.wait_for_journal(NAME, "^attached ")
+        of_root.do("call 1")
+        container.wait_for_journal(NAME, rf"^pid {of_root.own_pid} .* is ignored: its user is not in STABILIZER_USERS$")
+        program = build(container, "/opt/llama.cpp/build/bin")
+        with Workload(program, service.flag, prefix=container.enter(as_user="owner")) as of_owner:
+            of_owner.do("call 1")
+            service.wait_until_raised()
+        service.wait_until_given_back()
+        # An edit holds for those who are known already, too.
+        service.configure(users="root")
+        service.systemctl("reload")
+        of_root.do("call 1")
+        service.wait_until_raised()
 
 
 def test_no_core_is_left_when_it_is_killed(service: Service) -> None:

@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -267,12 +268,28 @@ def test_a_running_daemon_may_have_published_anything(tmp_path: Path, published:
 
 def test_a_running_daemon_is_quoted(tmp_path: Path) -> None:
     processes = [{"name": "llama-server", "pid": 42, "holds_the_floor": True}]
-    published = {"floor_hz": HIGHEST_HZ, "processes": processes, "libraries": [], "troubles": ["no node"]}
+    published = {"floor_hz": HIGHEST_HZ, "processes": processes, "libraries": [], "troubles": ["no node"], **fresh()}
     publish(tmp_path, published)
     (daemon,) = [finding for finding in check.findings(gather(tmp_path)) if finding.topic == "daemon"]
     assert daemon.state == "note"
     assert daemon.remedy.endswith(" --status")
     assert daemon.text == f"is running, with troubles: {status.headline(published)}"
+
+
+def test_a_running_daemon_without_troubles_works(tmp_path: Path) -> None:
+    publish(tmp_path, {"floor_hz": None, "processes": [], "libraries": [], "troubles": [], **fresh()})
+    assert check.conclusion(gather(tmp_path), []) == "The daemon works."
+
+
+def test_a_daemon_that_does_not_get_to_run_is_no_good_news(tmp_path: Path) -> None:
+    publish(tmp_path, {"floor_hz": None, "processes": [], "libraries": [], "troubles": [], **fresh(age_seconds=60)})
+    (daemon,) = [finding for finding in check.findings(gather(tmp_path)) if finding.topic == "daemon"]
+    assert (daemon.state, daemon.text) == ("note", "is running, with troubles: stopped or stuck")
+
+
+def fresh(age_seconds: float = 0) -> dict[str, Any]:
+    """What tells the age of a status."""
+    return {"written_at_seconds": time.monotonic() - age_seconds, "settings": asdict(Settings())}
 
 
 def test_what_a_killed_daemon_has_published_is_not_quoted(tmp_path: Path) -> None:

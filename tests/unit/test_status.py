@@ -66,7 +66,7 @@ def test_how_often_and_how_long_counts_the_stretch_that_goes_on() -> None:
     assert row(published(), "raised") == "3 times, 3 min 12 s in all since the daemon started"
     up = published(floor_hz=1_020_000_000, raised_seconds=1.0, raised_times=1, processes=[SERVER])
     assert row(up, "raised") == "once, 3.0 s in all since the daemon started"
-    assert row(published(raised_times=0, raised_seconds=0.0), "raised").startswith("never, 0.0 s")
+    assert row(published(raised_times=0, raised_seconds=0.0), "raised") == "never since the daemon started"
 
 
 def test_a_rivals_write_is_told() -> None:
