@@ -22,6 +22,7 @@ MOST_EXPOSED = 1.7
 def installed(container: Container) -> Service:
     container.run("useradd", "--create-home", "owner")
     container.run(INSTALL)
+    build(container, "/opt/llama.cpp/build/bin")  # in one of the usual places: probed at each start
     return Service(container)
 
 
@@ -330,8 +331,7 @@ def test_users_are_told_apart_inside_the_sandbox(service: Service) -> None:
         # An edit holds for those who are known already, too.
         service.configure(users="root")
         service.systemctl("reload")
-        of_root.do("call 1")
-        service.wait_until_raised()
+        wait_until(lambda: of_root.do("call 1") and service.raised, "the floor up for root")
 
 
 def test_no_core_is_left_when_it_is_killed(service: Service) -> None:
