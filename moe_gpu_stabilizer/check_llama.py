@@ -12,13 +12,17 @@ from typing import Any
 import psutil
 
 from . import status
+from .errors import StabilizerError
 from .files import FileId
 from .invocation import again_as_root
 from .kernel_support import Finding
 from .libraries import Finder, Library
-from .processes import PROC, ProcessVanishedError, printable
+from .policy import Process
+from .processes import PROC, ProcessVanishedError, identify, printable
+from .runtime import Runtime
 from .settings import Settings
 from .tracker import judge_now
+from .turns import ProcessTurns, remark, takes_no_turns
 
 MOST_NAME_CHARACTERS = 60
 
@@ -49,6 +53,7 @@ class UsingProcess:
     name: str
     counts: bool | None
     reason: str
+    turns: ProcessTurns | None = None  # as the running daemon has counted them
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,8 @@ class Llama:
     unseen_processes: int | None  # None: /proc shows only one's own
 
 
-def look_at_llama(settings: Settings, places: Sequence[str]) -> Llama:
-    """Look as the daemon does, with the rights of this user."""
+def look_at_llama(settings: Settings, places: Sequence[str], runtime: Runtime) -> Llama:
+    """Look as the daemon does, with the rights of this user. Turns are counted in the kernel, by a running daemon."""
     finder = Finder(settings.libraries, places)
     libraries = finder.scan(time.monotonic_ns())
     listed = {process.pid: process.info for process in psutil.process_iter(["name", "username", "memory_info"])}
@@ -72,7 +77,7 @@ def look_at_llama(settings: Settings, places: Sequence[str]) -> Llama:
             for library in sorted(libraries.values(), key=lambda library: library.place.path)
         ),
         unwatched=tuple(look_at_unwatched(finder)),
-        processes=tuple(look_at_processes(finder, libraries, listed, settings)),
+        processes=tuple(look_at_processes(finder, libraries, listed, settings, turns_seen(runtime))),
         unseen_processes=count_unseen(finder, listed),
     )
 
@@ -88,7 +93,11 @@ def look_at_unwatched(finder: Finder) -> Iterator[UnwatchedLibrary]:
 
 
 def look_at_processes(
-    finder: Finder, libraries: Mapping[FileId, Library], listed: Mapping[int, dict[str, Any]], settings: Settings
+    finder: Finder,
+    libraries: Mapping[FileId, Library],
+    listed: Mapping[int, dict[str, Any]],
+    settings: Settings,
+    seen: Mapping[Process, ProcessTurns],
 ) -> Iterator[UsingProcess]:
     """Judge the processes that use a library, as the daemon would at their next call."""
     for pid, visit in sorted(finder.visits.items()):
@@ -96,14 +105,25 @@ def look_at_processes(
             continue
         counts: bool | None
         try:
-            verdict = judge_now(pid, settings)
+            turns = seen.get(identify(pid))
+            verdict = judge_now(pid, settings, turns)
             counts, reason = verdict.counts, verdict.reason
         except ProcessVanishedError:
             continue
         except PermissionError:
             counts, reason = None, "its arguments and environment cannot be read"
         user, name = (printable(listed[pid][key] or "?")[:MOST_NAME_CHARACTERS] for key in ("username", "name"))
-        yield UsingProcess(pid, user, name, counts, printable(reason))
+        yield UsingProcess(pid, user, name, counts, printable(reason), turns)
+
+
+def turns_seen(runtime: Runtime) -> dict[Process, ProcessTurns]:
+    """What a running daemon has counted; nothing where none runs, or where it is of another version."""
+    try:
+        published = runtime.load_status() or {"processes": []}
+        seen = {Process(one["pid"], one["start_ticks"]): status.turns_of(one) for one in published["processes"]}
+    except (StabilizerError, LookupError, TypeError):
+        return {}
+    return {process: turns for process, turns in seen.items() if turns}
 
 
 def count_unseen(finder: Finder, listed: Mapping[int, dict[str, Any]]) -> int | None:
@@ -126,8 +146,12 @@ def llama_findings(llama: Llama, as_root: bool) -> Iterator[Finding]:
         yield unwatched_finding(unwatched, as_root)
     for process in llama.processes:
         says = {True: "counts", False: "is ignored", None: "unknown"}[process.counts]
-        text = f"pid {process.pid} {process.name} ({process.user}) {says}: {process.reason}"
-        yield llama_finding("process", "unknown" if process.counts is None else "ok", text)
+        more = remark(process.counts is True, process.reason, process.turns)
+        text = f"pid {process.pid} {process.name} ({process.user}) {says}: {process.reason}{more}"
+        if process.counts and takes_no_turns(process.turns):
+            yield llama_finding("process", "note", text, "STABILIZER_DETECT=behaviour does not raise the floor for it")
+        else:
+            yield llama_finding("process", "unknown" if process.counts is None else "ok", text)
     if llama.libraries and not llama.processes and llama.unseen_processes == 0:
         yield llama_finding("process", "ok", "none is running with these libraries")
     if llama.unseen_processes != 0:

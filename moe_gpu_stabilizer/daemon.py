@@ -10,17 +10,18 @@ import signal
 import time
 from collections.abc import Callable
 
-from . import __version__, policy, status
+from . import __version__, in_flight, policy, status
 from .control import FloorControl
 from .errors import StabilizerError
 from .journal import Troubles, notify, set_log_level
 from .processes import ProcessVanishedError, printable
 from .rebind import Rebinder
+from .records import KIND_EXEC, KIND_TURNS
 from .runtime import Runtime
 from .settings import NANOSECONDS, Settings
 from .signals import Terminal, listen_for_signals
 from .tracker import Known, Tracker
-from .uprobes import KIND_EXEC, Probe
+from .uprobes import Probe
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,9 @@ SIGNALS_AT_ONCE = 65536
 # A process that counts wakes us at most twice per hold: the floor is up by then, and the map has the time of its last
 # call.
 WAKES_PER_HOLD = 2
+
+# Ticks for the sake of new processes are at least this far apart.
+CROWD_NS = NANOSECONDS
 
 
 class Daemon:
@@ -42,13 +46,11 @@ class Daemon:
         self._troubles = Troubles()
         self._selector = selectors.DefaultSelector()
         self._control = FloorControl(settings, runtime, self._troubles)
-        self._probe = Probe(settings.hold_ns // WAKES_PER_HOLD)
-        self._rebinder = Rebinder(
-            self._probe, settings.libraries, self._troubles, self._selector, changed=self._publish
-        )
+        self._probe = Probe(settings.hold_ns // WAKES_PER_HOLD, min_turns=settings.min_turns)
+        self._rebinder = Rebinder(self._probe, settings, self._troubles, self._selector, changed=self._publish)
         self._tracker = Tracker(self._probe, settings)
         self._state = policy.State(settings.hold_ns)
-        self._next_tick_ns = 0
+        self._next_tick_ns = self._ticked_ns = 0
         self._leaving = False
         self._terminal = Terminal()
 
@@ -104,7 +106,7 @@ class Daemon:
                 self._forget(wake.tgid)
                 continue
             known = self._tracker.known.get(wake.tgid)
-            if known is None or not wake.verdict:
+            if known is None or not wake.verdict or wake.kind == KIND_TURNS:
                 known = self._judge(wake.tgid)
             if known:
                 self._feed(policy.CallSeen(known.process, wake.at_ns))
@@ -126,6 +128,7 @@ class Daemon:
         self._troubles.end("judge", "processes can be judged again")
         if before is None:
             self._rebinder.seen_calling(tgid)
+            self._tick_soon()
             self._selector.register(known.pidfd, selectors.EVENT_READ, lambda: self._forget(tgid))
         if before is None or before.verdict != known.verdict:
             says = "counts" if known.verdict.counts else "is ignored"
@@ -165,24 +168,19 @@ class Daemon:
 
     def _answer(self, process: policy.Process) -> None:
         """Was there a newer call, which the kernel had no need to wake us for? Else: is its thread at work?"""
-        known = self._tracker.known.get(process.tgid)
-        activity = self._probe.activity(process.tgid)
-        claim = self._state.claims.get(process)
+        known, claim = self._tracker.known.get(process.tgid), self._state.claims.get(process)
         if known is None or claim is None:
             self._feed(policy.ProcessGone(process))
-        elif activity is None:  # among thousands of processes, the kernel has dropped this one's entry
-            self._feed(policy.ThreadChecked(process, at_work=False))
-        elif activity.last_call_ns > claim.last_in_flight_ns:
-            self._feed(policy.CallSeen(process, activity.last_call_ns))
         else:
-            at_work = known.meter.at_work(activity.last_tid, activity.last_call_ns, time.monotonic_ns())
-            self._feed(policy.ThreadChecked(process, at_work))
+            now_ns = time.monotonic_ns()
+            self._feed(in_flight.look(self._probe, process, known.meter, claim, self._settings, now_ns))
 
     # What the clock and the owner want.
 
     def _tick(self) -> None:
         """Every few seconds: is the node there, which libraries are there, is anything left to be done?"""
-        self._next_tick_ns = time.monotonic_ns() + self._settings.rebind_ns
+        self._ticked_ns = time.monotonic_ns()
+        self._next_tick_ns = self._ticked_ns + self._settings.rebind_ns
         self._control.look_for_node()
         self._rebinder.rebind()
         claimant = self._claimant()
@@ -191,6 +189,10 @@ class Daemon:
         elif claimant is None and self._control.raised_hz:
             self._control.give_back("idle")
         self._publish()
+
+    def _tick_soon(self) -> None:
+        """A process calls for the first time: probe the rest of its libraries at once, but not for each of a crowd."""
+        self._next_tick_ns = min(self._next_tick_ns, self._ticked_ns + CROWD_NS)
 
     def _claimant(self) -> int | None:
         """The pid on whose behalf the floor is up."""
@@ -205,14 +207,15 @@ class Daemon:
             self._publish()
             return
         self._troubles.end("settings", "the settings are right again")
-        self._settings = self._tracker.settings = settings
+        self._settings = settings
+        self._tracker.use(settings)
         set_log_level(settings.log_level)
-        self._probe.set_wake_interval(settings.hold_ns // WAKES_PER_HOLD)
+        self._probe.configure(settings.hold_ns // WAKES_PER_HOLD, settings.min_turns)
         self._feed(policy.HoldChanged(settings.hold_ns))
         for tgid in list(self._tracker.known):
             self._judge(tgid)
         self._control.apply(settings, self._claimant())
-        self._rebinder.look_elsewhere(settings.libraries)
+        self._rebinder.use(settings)
         self._tick()
         logger.info("settings read again: %s", self._describe())
 
@@ -224,7 +227,7 @@ class Daemon:
     def _publish(self) -> None:
         described = status.snapshot(
             self._settings, self._control.node, self._control.raised_hz, self._state.claims,
-            self._tracker.known.values(), self._rebinder.libraries, self._control.up_time, self._troubles.lasting,
+            self._tracker.up_to_date(), self._rebinder.libraries, self._control.up_time, self._troubles.lasting,
         )  # fmt: skip
         try:
             self._runtime.save_status(described)

@@ -14,6 +14,7 @@ from .libraries import Library
 from .processes import identify, printable
 from .settings import Settings
 from .tracker import Known
+from .turns import ProcessTurns, remark
 
 
 class UpTime:
@@ -64,9 +65,11 @@ def snapshot(
         "processes": [
             {
                 "pid": one.process.tgid,
+                "start_ticks": one.process.start_ticks,
                 "name": one.name,
                 "counts": one.verdict.counts,
                 "reason": printable(one.verdict.reason),
+                "turns": None if one.turns is None else one.turns._asdict(),
                 "holds_the_floor": one.process in claims,
             }
             for one in known
@@ -91,6 +94,11 @@ def headline(status: Mapping[str, Any]) -> str:
     return f"floor {mhz(status['floor_hz'])} for {', '.join(holders) or 'nobody any more'}"
 
 
+def turns_of(process: Mapping[str, Any]) -> ProcessTurns | None:
+    """The turns of one of the processes in snapshot()."""
+    return ProcessTurns(**process["turns"]) if process["turns"] else None
+
+
 def render(status: Mapping[str, Any]) -> str:
     """The report of `--status` for people."""
     node = status["node"] or "none found yet"
@@ -105,7 +113,8 @@ def render(status: Mapping[str, Any]) -> str:
     rows += [("library", f"{one['path']} ({', '.join(one['functions'])})") for one in status["libraries"]]
     for one in status["processes"]:
         says = "counts" if one["counts"] else "is ignored"
-        rows.append(("process", f"pid {one['pid']} ({one['name']}) {says}: {one['reason']}"))
+        more = remark(one["counts"], one["reason"], turns_of(one))
+        rows.append(("process", f"pid {one['pid']} ({one['name']}) {says}: {one['reason']}{more}"))
     rows += [("trouble", trouble) for trouble in status["troubles"]]
     return f"moe-gpu-stabilizer {status['version']}, pid {status['pid']}\n" + "\n".join(
         f"  {label:<9} {text}" for label, text in rows
