@@ -121,8 +121,14 @@ static inline void note_activity(struct settings *set, u64 now_ns, u64 ids)
 /* Once for each change, however many graphs there are. */
 static inline void tell_of_change(struct process_turns *process, u64 now_ns, u64 ids)
 {
-	if (process->turning != process->told && wake_daemon(now_ns, ids, KIND_TURNS, 0))
-		process->told = process->turning;
+	u32 told = process->told;
+
+	if (process->turning == told)
+		return;
+	/* First, so that two threads hardly ever tell the same. */
+	process->told = !told;
+	if (!wake_daemon(now_ns, ids, KIND_TURNS, 0))
+		process->told = told;
 }
 
 /* uprobe on the entry of llama_decode, llama_process and llama_synchronize */

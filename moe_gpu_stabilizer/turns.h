@@ -19,10 +19,10 @@
 #define NEAR_GRAPHS 64
 
 /*
- * It no longer counts after a stretch of plain graphs.  A backend may compute
- * large batches without the CPU, so a long prompt is no such stretch: this many
- * micro-batches of 512 tokens are 262,144 tokens.  And the stretch has a time,
- * because another thread may run another model.
+ * It no longer counts after a stretch of more plain graphs than these.  A
+ * backend may compute large batches without the CPU, so a long prompt is no
+ * such stretch: this many micro-batches of 512 tokens are 262,144 tokens.  And
+ * the stretch has a time, because another thread may run another model.
  */
 #define STRETCH_GRAPHS 512
 #define STRETCH_NS 10000000000ULL
@@ -64,14 +64,14 @@ static inline void graph_begins(struct thread_turns *thread, struct process_turn
 		if (turns >= min_turns) {
 			process->turns = turns;
 		} else {
-			if (thread->plain_graphs < STRETCH_GRAPHS)
+			if (thread->plain_graphs <= STRETCH_GRAPHS)
 				thread->plain_graphs++;
 			if (thread->plain_graphs >= NEAR_GRAPHS)
 				thread->turned = 0;
-			if (process->turning && thread->plain_graphs >= STRETCH_GRAPHS &&
+			if (process->turning && thread->plain_graphs > STRETCH_GRAPHS &&
 			    now_ns > process->last_turning_ns + STRETCH_NS)
 				process->turning = 0;
-			if (!process->turning && !thread->turned)
+			if (!process->turning && !(thread->turned && process->last_turning_ns))
 				process->turns = turns;
 		}
 	}
