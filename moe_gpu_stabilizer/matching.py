@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .turns import ProcessTurns, per_graph
+from .turns import GRAPHS_THAT_TELL, ProcessTurns, per_graph
 
 CPU_MOE_VARIABLE = "LLAMA_ARG_CPU_MOE"
 N_CPU_MOE_VARIABLE = "LLAMA_ARG_N_CPU_MOE"
@@ -55,7 +55,7 @@ def judge_launch(cmdline: bytes, environ: bytes, flags: Sequence[str]) -> Verdic
 
 def judge_behaviour(turns: ProcessTurns | None, min_turns: int) -> Verdict:
     """Judge a process by its graphs; None where none has been seen."""
-    if turns is None:
+    if turns is None or turns.graphs < GRAPHS_THAT_TELL:
         return Verdict(False, "its turns are not known yet")
     if turns.turning and turns.per_graph >= min_turns:
         return Verdict(True, per_graph(turns.per_graph))

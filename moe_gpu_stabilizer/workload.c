@@ -35,12 +35,21 @@
 #include <time.h>
 #include <unistd.h>
 
+#if defined(PART_PROGRAM) && !defined(PART_LIBRARY)
+#pragma weak llama_decode /* the program does without a library whose commands it is not given */
+#pragma weak llama_process
+#pragma weak llama_synchronize
+#endif
+#if defined(PART_PROGRAM) && !defined(PART_GGML_CPU)
+#pragma weak ggml_graph_compute
+#pragma weak ggml_backend_sched_graph_compute_async
+#endif
+
 long llama_decode(long work_ms);
 long llama_process(long work_ms);
 long llama_synchronize(long work_ms);
-/* Weak: the program does without them. */
-__attribute__((weak)) long ggml_graph_compute(long work_ms);
-__attribute__((weak)) long ggml_backend_sched_graph_compute_async(long sections, long work_ms);
+long ggml_graph_compute(long work_ms);
+long ggml_backend_sched_graph_compute_async(long sections, long work_ms);
 
 static double now_ms(void)
 {

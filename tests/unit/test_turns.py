@@ -31,7 +31,8 @@ def test_words(turns: int, words: str) -> None:
     ("turns", "verdict"),
     [
         (None, Verdict(False, "its turns are not known yet")),
-        (ProcessTurns(1, False, 0), Verdict(False, "fewer than 3 turns per graph")),
+        (ProcessTurns(1, False, 0), Verdict(False, "its turns are not known yet")),
+        (ProcessTurns(2, False, 0), Verdict(False, "fewer than 3 turns per graph")),
         (ProcessTurns(900, False, 2), Verdict(False, "fewer than 3 turns per graph")),
         (ProcessTurns(2, True, 40), Verdict(True, "40 turns per graph")),
         (ProcessTurns(2, True, 3), Verdict(True, "3 turns per graph")),
