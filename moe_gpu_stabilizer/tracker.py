@@ -105,7 +105,12 @@ def judge_now(tgid: int, settings: Settings, turns: ProcessTurns | None) -> Verd
     behaviour = judge_behaviour(turns, settings.min_turns)
     if settings.detect == "behaviour":
         return behaviour
-    launch = launch_of(tgid)
+    try:
+        launch = launch_of(tgid)
+    except PermissionError:
+        if settings.detect == "both" and behaviour.counts:
+            return behaviour
+        raise
     by_launch = judge_launch(launch.cmdline, launch.environ, settings.moe_flags)
     return by_launch if settings.detect == "flags" else either(by_launch, behaviour)
 

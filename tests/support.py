@@ -133,10 +133,10 @@ class RunningDaemon:
     def _ended(self) -> bool:
         return self.process is None or self.process.poll() is not None
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         """Run the program with these arguments beside the daemon, with the same run-time directory."""
         return subprocess.run(
-            [sys.executable, "-m", "moe_gpu_stabilizer", *arguments],
+            [*prefix, sys.executable, "-m", "moe_gpu_stabilizer", *arguments],
             capture_output=True, text=True, timeout=60, check=False, env=self._environment, cwd=self._package_root,
         )  # fmt: skip
 

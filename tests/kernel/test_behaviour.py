@@ -20,6 +20,9 @@ Run = Callable[..., Workload]
 
 SOME_PRIME = 10_007
 
+# A user who may not look into the processes of these tests.
+WITHOUT_RIGHTS = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
+
 
 @pytest.fixture
 def llama(llama: Llama) -> Llama:
@@ -284,13 +287,16 @@ def test_status_and_check_show_the_turns(start_daemon: Start, run: Run, llama: L
         published = {one["pid"]: one for one in json.loads(daemon.command("--status", "--json").stdout)["processes"]}
         assert published[turning.pid]["turns"] == {"graphs": 5, "turning": True, "per_graph": 40}
 
-        def checked() -> dict[int, dict[str, object]]:
-            said = daemon.command("--check", "--json", "--config", str(daemon.config)).stdout
+        def checked(*prefix: str) -> dict[int, dict[str, object]]:
+            said = daemon.command("--check", "--json", "--config", str(daemon.config), prefix=prefix).stdout
             return {one["pid"]: one for one in json.loads(said)["llama"]["processes"]}
 
         seen = checked()
         assert (seen[turning.pid]["counts"], seen[turning.pid]["reason"]) == (True, "40 turns per graph")
         assert seen[dense.pid]["counts"] is False
+        seen = checked(*WITHOUT_RIGHTS)
+        assert (seen[turning.pid]["counts"], seen[turning.pid]["reason"]) == (True, "40 turns per graph")
+        assert (seen[dense.pid]["counts"], seen[flagged.pid]["counts"]) == (None, None), "their launch is not shown"
         text = " ".join(daemon.command("--check", "--config", str(daemon.config)).stdout.split())
         assert f"note process pid {flagged.pid} llama-server (root) counts: {daemon.flag}, but shows no turns" in text
         assert f"pid {turning.pid} llama-server (root) counts: 40 turns per graph" in text
