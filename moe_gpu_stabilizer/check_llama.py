@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -17,6 +17,7 @@ from .files import FileId
 from .invocation import again_as_root
 from .kernel_support import Finding
 from .libraries import Finder, Library
+from .matching import Verdict
 from .policy import Process
 from .processes import PROC, ProcessVanishedError, identify, printable
 from .runtime import Runtime
@@ -56,6 +57,13 @@ class UsingProcess:
     turns: ProcessTurns | None = None  # as the running daemon has counted them
 
 
+class Seen(NamedTuple):
+    """What a running daemon says of a process."""
+
+    verdict: Verdict
+    turns: ProcessTurns | None
+
+
 @dataclass(frozen=True)
 class Llama:
     """What there is of llama.cpp."""
@@ -77,7 +85,7 @@ def look_at_llama(settings: Settings, places: Sequence[str], runtime: Runtime) -
             for library in sorted(libraries.values(), key=lambda library: library.place.path)
         ),
         unwatched=tuple(look_at_unwatched(finder)),
-        processes=tuple(look_at_processes(finder, libraries, listed, settings, turns_seen(runtime))),
+        processes=tuple(look_at_processes(finder, libraries, listed, settings, seen_by_daemon(runtime))),
         unseen_processes=count_unseen(finder, listed),
     )
 
@@ -97,33 +105,42 @@ def look_at_processes(
     libraries: Mapping[FileId, Library],
     listed: Mapping[int, dict[str, Any]],
     settings: Settings,
-    seen: Mapping[Process, ProcessTurns],
+    seen: Mapping[Process, Seen],
 ) -> Iterator[UsingProcess]:
-    """Judge the processes that use a library, as the daemon would at their next call."""
-    for pid, visit in sorted(finder.visits.items()):
-        if pid not in listed or not any(version.file in libraries for version in visit.uses):
-            continue
+    """Judge the processes that use a library, as the daemon would at their next call.
+
+    Where that cannot be seen, a running daemon's word is taken.
+    """
+    using = {pid for pid, visit in finder.visits.items() if any(one.file in libraries for one in visit.uses)}
+    for pid in sorted((using | {process.tgid for process in seen}) & listed.keys()):
         counts: bool | None
         try:
-            turns = seen.get(identify(pid))
+            said = seen.get(identify(pid))
+            if pid not in using and said is None:  # another process has that pid by now
+                continue
+            turns = said.turns if said else None
             verdict = judge_now(pid, settings, turns)
             counts, reason = verdict.counts, verdict.reason
         except ProcessVanishedError:
             continue
         except PermissionError:
             counts, reason = None, "its arguments and environment cannot be read"
+            if said:
+                counts, reason = said.verdict.counts, said.verdict.reason
         user, name = (printable(listed[pid][key] or "?")[:MOST_NAME_CHARACTERS] for key in ("username", "name"))
         yield UsingProcess(pid, user, name, counts, printable(reason), turns)
 
 
-def turns_seen(runtime: Runtime) -> dict[Process, ProcessTurns]:
-    """What a running daemon has counted; nothing where none runs, or where it is of another version."""
+def seen_by_daemon(runtime: Runtime) -> dict[Process, Seen]:
+    """What a running daemon says; nothing where none runs, or where it is of another version."""
     try:
         published = runtime.load_status() or {"processes": []}
-        seen = {Process(one["pid"], one["start_ticks"]): status.turns_of(one) for one in published["processes"]}
+        return {
+            Process(one["pid"], one["start_ticks"]): Seen(Verdict(one["counts"], one["reason"]), status.turns_of(one))
+            for one in published["processes"]
+        }
     except (StabilizerError, LookupError, TypeError):
         return {}
-    return {process: turns for process, turns in seen.items() if turns}
 
 
 def count_unseen(finder: Finder, listed: Mapping[int, dict[str, Any]]) -> int | None:

@@ -105,12 +105,7 @@ def judge_now(tgid: int, settings: Settings, turns: ProcessTurns | None) -> Verd
     behaviour = judge_behaviour(turns, settings.min_turns)
     if settings.detect == "behaviour":
         return behaviour
-    try:
-        launch = launch_of(tgid)
-    except PermissionError:
-        if settings.detect == "both" and behaviour.counts:
-            return behaviour
-        raise
+    launch = launch_of(tgid)
     by_launch = judge_launch(launch.cmdline, launch.environ, settings.moe_flags)
     return by_launch if settings.detect == "flags" else either(by_launch, behaviour)
 

@@ -296,7 +296,7 @@ def test_status_and_check_show_the_turns(start_daemon: Start, run: Run, llama: L
         assert seen[dense.pid]["counts"] is False
         seen = checked(*WITHOUT_RIGHTS)
         assert (seen[turning.pid]["counts"], seen[turning.pid]["reason"]) == (True, "40 turns per graph")
-        assert (seen[dense.pid]["counts"], seen[flagged.pid]["counts"]) == (None, None), "their launch is not shown"
+        assert (seen[flagged.pid]["counts"], seen[flagged.pid]["reason"]) == (True, daemon.flag), "the daemon's word"
         text = " ".join(daemon.command("--check", "--config", str(daemon.config)).stdout.split())
         assert f"note process pid {flagged.pid} llama-server (root) counts: {daemon.flag}, but shows no turns" in text
         assert f"pid {turning.pid} llama-server (root) counts: 40 turns per graph" in text
