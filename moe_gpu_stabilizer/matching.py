@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .turns import GRAPHS_THAT_TELL, ProcessTurns, per_graph
+from .turns import ProcessTurns, per_graph
 
 CPU_MOE_VARIABLE = "LLAMA_ARG_CPU_MOE"
 N_CPU_MOE_VARIABLE = "LLAMA_ARG_N_CPU_MOE"
@@ -54,12 +54,13 @@ def judge_launch(cmdline: bytes, environ: bytes, flags: Sequence[str]) -> Verdic
 
 
 def judge_behaviour(turns: ProcessTurns | None, min_turns: int) -> Verdict:
-    """Judge a process by its graphs; None where none has been seen."""
-    if turns is None or turns.graphs < GRAPHS_THAT_TELL:
-        return Verdict(False, "its turns are not known yet")
-    if turns.turning and turns.per_graph >= min_turns:
+    """Judge a process by its graphs; None where none has been seen.
+
+    A refusal has one reason, whatever has been seen so far: it is given once, and true for as long as it stands.
+    """
+    if turns and turns.turning and turns.per_graph >= min_turns:
         return Verdict(True, per_graph(turns.per_graph))
-    return Verdict(False, f"fewer than {per_graph(min_turns)}")
+    return Verdict(False, f"fewer than {per_graph(min_turns)} seen")
 
 
 def either(launch: Verdict, behaviour: Verdict) -> Verdict:

@@ -60,7 +60,7 @@ def test_turns_raise_the_floor_with_the_second_graph(
         wait_until(lambda: raised(node), "the floor up")
         wait_until(lambda: given_back(node), "the floor given back")
         assert lines_about(daemon, workload) == [
-            "is ignored: no MoE flag in its arguments or environment, its turns are not known yet",
+            "is ignored: no MoE flag in its arguments or environment, fewer than 3 turns per graph seen",
             "counts: 40 turns per graph",
         ]
         assert daemon.log.count(f"floor 1020 MHz (pid {workload.pid} inference)") == 1
@@ -216,7 +216,7 @@ def test_behaviour_alone(start_daemon: Start, run: Run, llama: Llama, node: Plai
     daemon = start_daemon(libraries=all_of(llama), detect="behaviour", hold_seconds=0.5)
     with run() as workload:
         workload.do("tokens 1 1")
-        daemon.wait_for_log(r"is ignored: its turns are not known yet$")
+        daemon.wait_for_log(r"is ignored: fewer than 3 turns per graph seen$")
         workload.do("tokens 100 1")
         stays(lambda: given_back(node), 0.3, "the flag says nothing")
         turn_once(workload, node)
@@ -279,7 +279,7 @@ def test_status_and_check_show_the_turns(start_daemon: Start, run: Run, llama: L
         expected = {
             flagged.pid: f"counts: {daemon.flag}, but shows no turns: has it any layer on the GPU?",
             turning.pid: "counts: 40 turns per graph",
-            dense.pid: "is ignored: no MoE flag in its arguments or environment, its turns are not known yet"
+            dense.pid: "is ignored: no MoE flag in its arguments or environment, fewer than 3 turns per graph seen"
             " (1 turn per graph)",
         }
         for pid, says in expected.items():

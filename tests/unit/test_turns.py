@@ -30,14 +30,14 @@ def test_words(turns: int, words: str) -> None:
 @pytest.mark.parametrize(
     ("turns", "verdict"),
     [
-        (None, Verdict(False, "its turns are not known yet")),
-        (ProcessTurns(1, False, 0), Verdict(False, "its turns are not known yet")),
-        (ProcessTurns(2, False, 0), Verdict(False, "fewer than 3 turns per graph")),
-        (ProcessTurns(900, False, 2), Verdict(False, "fewer than 3 turns per graph")),
+        (None, Verdict(False, "fewer than 3 turns per graph seen")),
+        (ProcessTurns(1, False, 0), Verdict(False, "fewer than 3 turns per graph seen")),
+        (ProcessTurns(2, False, 0), Verdict(False, "fewer than 3 turns per graph seen")),
+        (ProcessTurns(900, False, 2), Verdict(False, "fewer than 3 turns per graph seen")),
         (ProcessTurns(2, True, 40), Verdict(True, "40 turns per graph")),
         (ProcessTurns(2, True, 3), Verdict(True, "3 turns per graph")),
         # Counted under other settings.
-        (ProcessTurns(2, True, 2), Verdict(False, "fewer than 3 turns per graph")),
+        (ProcessTurns(2, True, 2), Verdict(False, "fewer than 3 turns per graph seen")),
     ],
 )
 def test_a_verdict_by_behaviour(turns: ProcessTurns | None, verdict: Verdict) -> None:
