@@ -44,7 +44,7 @@ def vocabulary() -> list[Token]:
     return special + every_byte + words
 
 
-def tensor_shapes(vocabulary_size: int, layers: int, dense: bool) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(vocabulary_size: int, layers: int, dense: bool, expert_width: int) -> dict[str, tuple[int, ...]]:
     """Every tensor of a qwen3moe or qwen3 model, rows first as in numpy: a GGUF file has them the other way round."""
     queries, keys = HEADS * HEAD_WIDTH, KEY_VALUE_HEADS * HEAD_WIDTH
     shapes: dict[str, tuple[int, ...]] = {
@@ -62,8 +62,8 @@ def tensor_shapes(vocabulary_size: int, layers: int, dense: bool) -> dict[str, t
         "attn_output": (EMBEDDING_WIDTH, queries),
         "ffn_norm": (EMBEDDING_WIDTH,),
     }
-    network = {"gate": (EXPERT_WIDTH, EMBEDDING_WIDTH), "up": (EXPERT_WIDTH, EMBEDDING_WIDTH)}
-    network["down"] = (EMBEDDING_WIDTH, EXPERT_WIDTH)
+    network = {"gate": (expert_width, EMBEDDING_WIDTH), "up": (expert_width, EMBEDDING_WIDTH)}
+    network["down"] = (EMBEDDING_WIDTH, expert_width)
     if dense:
         layer.update({f"ffn_{name}": shape for name, shape in network.items()})
     else:
@@ -74,15 +74,17 @@ def tensor_shapes(vocabulary_size: int, layers: int, dense: bool) -> dict[str, t
     return shapes
 
 
-def write_model(path: Path, layers: int = LAYERS, dense: bool = False) -> None:
+def write_model(
+    path: Path, layers: int = LAYERS, dense: bool = False, expert_width: int = EXPERT_WIDTH
+) -> None:
     """Write a model, half a megabyte a layer, as a GGUF file; a dense one has no experts."""
     architecture = gguf.MODEL_ARCH.QWEN3 if dense else gguf.MODEL_ARCH.QWEN3MOE
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     tokens = vocabulary()
-    _add_architecture(writer, layers, dense)
+    _add_architecture(writer, layers, dense, expert_width)
     _add_tokenizer(writer, tokens)
     random = np.random.default_rng(SEED)
-    for name, shape in tensor_shapes(len(tokens), layers, dense).items():
+    for name, shape in tensor_shapes(len(tokens), layers, dense, expert_width).items():
         if name.endswith("_norm"):
             weights = np.ones(shape, dtype=np.float32)
         else:
@@ -94,12 +96,12 @@ def write_model(path: Path, layers: int = LAYERS, dense: bool = False) -> None:
     writer.close()
 
 
-def _add_architecture(writer: gguf.GGUFWriter, layers: int, dense: bool) -> None:
+def _add_architecture(writer: gguf.GGUFWriter, layers: int, dense: bool, expert_width: int) -> None:
     writer.add_name("tiny random model")
     writer.add_context_length(CONTEXT_TOKENS)
     writer.add_embedding_length(EMBEDDING_WIDTH)
     writer.add_block_count(layers)
-    writer.add_feed_forward_length(EXPERT_WIDTH)
+    writer.add_feed_forward_length(expert_width)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KEY_VALUE_HEADS)
     writer.add_key_length(HEAD_WIDTH)
@@ -110,7 +112,7 @@ def _add_architecture(writer: gguf.GGUFWriter, layers: int, dense: bool) -> None
         return
     writer.add_expert_count(EXPERTS)
     writer.add_expert_used_count(EXPERTS_USED)
-    writer.add_expert_feed_forward_length(EXPERT_WIDTH)
+    writer.add_expert_feed_forward_length(expert_width)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokens: list[Token]) -> None:
