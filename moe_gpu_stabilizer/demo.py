@@ -100,7 +100,7 @@ def play_story(stage: Stage, stack: ExitStack, library: Path, program: Path) -> 
     stays_low = stage.gpu.cur_hz == LOWEST_HZ
     expectations.expect(f"left alone, the governor stays at {mhz(LOWEST_HZ)} at 36 % load", stays_low)
 
-    stage.start_daemon(moe_flags=flag, libraries=library)
+    stage.start_daemon(moe_flags=flag, detect="flags", libraries=library)
     stage.say("demo", f"a dense model decodes on the GPU alone (pid {dense.pid}, no flag)")
     decode(stage, dense, BUSY)
     expectations.expect("a dense model gets no floor; the governor climbs by itself", untouched_but_fast(stage))

@@ -8,7 +8,7 @@ from . import policy
 from .processes import ThreadMeter
 from .records import Activity
 from .settings import Settings
-from .turns import ThreadTurns, is_complete
+from .turns import ThreadTurns, is_in_graph
 
 
 class Notes(Protocol):
@@ -24,8 +24,8 @@ def look(
 ) -> policy.Event:
     """Was there a newer call, graph or section that the kernel did not wake us for? Else: is its thread at work?
 
-    A thread that computes after the last section of its graph computes something of its own: a Python program may go
-    on so for hours. Where sections cannot be counted, its work has to be taken for inference.
+    Where CPU and GPU take turns, the sections say more: a thread that does nothing may wait for the GPU, and one that
+    computes may compute something of its own. A Python program may go on so for hours.
     """
     activity = notes.activity(process.tgid)
     if activity is None:  # among thousands of processes, the kernel has dropped this one's entry
@@ -35,5 +35,6 @@ def look(
     at_work = meter.at_work(activity.last_tid, activity.last_call_ns, now_ns)
     thread = None if settings.detect == "flags" else notes.thread_turns(activity.last_tid)
     if thread and thread.tgid == process.tgid:
-        at_work = at_work and not is_complete(thread, activity.last_call_ns, now_ns, settings.min_turns)
+        in_graph = is_in_graph(thread, now_ns, settings.min_turns)
+        at_work = at_work if in_graph is None else in_graph
     return policy.ThreadChecked(process, at_work)

@@ -214,7 +214,7 @@ int on_section(void *ctx)
 		return 0;
 
 	u64 now_ns = bpf_ktime_get_ns();
-	if (section_begins(thread, set->min_turns)) {
+	if (section_begins(thread, set->min_turns, now_ns)) {
 		struct process_turns *process = behaviour.lookup(&tgid);
 
 		if (process) {

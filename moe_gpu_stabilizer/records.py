@@ -16,7 +16,7 @@ KIND_TURNS = 3
 SETTINGS = struct.Struct("=QQQI4x")
 ACTIVITY = struct.Struct("=QQQI4x")
 TURNS = struct.Struct("=QQIIII")
-THREAD = struct.Struct("=IIIIIIQ")
+THREAD = struct.Struct("=IIIIIIQQQ")
 WAKE = struct.Struct("=QIIII")
 ID = struct.Struct("=I")
 
@@ -53,5 +53,5 @@ def read_process_turns(value: bytes) -> ProcessTurns:
 
 
 def read_thread_turns(value: bytes) -> ThreadTurns:
-    tgid, _in_graph, sections, last_turns, _turned, _plain_graphs, began_ns = THREAD.unpack(value)
-    return ThreadTurns(tgid, sections, last_turns, began_ns)
+    tgid, _in_graph, sections, last_turns, _turned, _plain_graphs, *times_ns = THREAD.unpack(value)
+    return ThreadTurns(tgid, sections, last_turns, *times_ns)

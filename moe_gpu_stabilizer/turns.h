@@ -35,7 +35,9 @@ struct thread_turns {
 	unsigned int last_turns;  /* of the graph before, 0 where there was none */
 	unsigned int turned;      /* a turning graph was among the last NEAR_GRAPHS */
 	unsigned int plain_graphs; /* in a row */
-	unsigned long long began_ns;
+	unsigned long long began_ns;        /* the graph */
+	unsigned long long last_section_ns; /* began; 0 before the first */
+	unsigned long long section_ns;      /* from one section to the next, on average, in the graph before */
 };
 
 /* What is said of the process.  The first four go to the daemon. */
@@ -61,6 +63,7 @@ static inline void graph_begins(struct thread_turns *thread, struct process_turn
 		unsigned int turns = turns_of(thread->sections);
 
 		thread->last_turns = turns;
+		thread->section_ns = turns ? (thread->last_section_ns - thread->began_ns) / thread->sections : 0;
 		if (turns >= min_turns) {
 			process->turns = turns;
 		} else {
@@ -79,12 +82,14 @@ static inline void graph_begins(struct thread_turns *thread, struct process_turn
 	thread->in_graph = 1;
 	thread->sections = 0;
 	thread->began_ns = now_ns;
+	thread->last_section_ns = 0;
 }
 
 /* A CPU section begins.  Returns nonzero where it makes its graph a turning one. */
-static inline int section_begins(struct thread_turns *thread, unsigned int min_turns)
+static inline int section_begins(struct thread_turns *thread, unsigned int min_turns, unsigned long long now_ns)
 {
 	thread->sections++;
+	thread->last_section_ns = now_ns;
 	return thread->sections == min_turns + 1;
 }
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# The last section of a graph is taken for over when it has had this many times as long as the others of its graph.
-PATIENCE = 2
+# The next section of a graph is waited for as long as this many of them have taken on average. Layers differ: in some
+# models every fourth has the costly kind of attention.
+PATIENCE = 4
 
 # A graph is known to be complete when the next one begins.
 GRAPHS_THAT_TELL = 2
@@ -28,7 +29,9 @@ class ThreadTurns(NamedTuple):
     tgid: int
     sections: int  # on the CPU, that have begun
     last_turns: int  # of the graph before
-    began_ns: int  # CLOCK_MONOTONIC
+    began_ns: int  # the graph; CLOCK_MONOTONIC, as all times
+    last_section_ns: int  # when it began; 0 before the first
+    section_ns: int  # from one section to the next, on average, in the graph before
 
 
 def per_graph(turns: int) -> str:
@@ -50,13 +53,20 @@ def remark(counts: bool, reason: str, turns: ProcessTurns | None) -> str:
     return f" ({per_graph(turns.per_graph)})"
 
 
-def is_complete(thread: ThreadTurns, last_section_ns: int, now_ns: int, min_turns: int) -> bool:
-    """Has the CPU done its part of the thread's graph, so that what the thread computes now is something else?
+def is_in_graph(thread: ThreadTurns, now_ns: int, min_turns: int) -> bool | None:
+    """Is the thread in the middle of a graph? None: that cannot be said.
 
-    Nothing tells of the end of a graph, but the one before it tells how many sections it will have. That of a prompt
-    may take seconds for each, the last one too. False where the graph before was no turning one.
+    Nothing tells of the end of a graph, but the one before tells how many sections it will have. True while more of
+    them are to come, in due time, though the thread may wait for the GPU. False when the last one must be over: what
+    the thread computes then is something else. None also where the graph before was no turning one.
     """
-    if thread.last_turns < min_turns or thread.sections <= thread.last_turns:
-        return False
-    section_ns = (last_section_ns - thread.began_ns) / thread.sections
-    return now_ns - last_section_ns > PATIENCE * section_ns
+    if thread.last_turns < min_turns:
+        return None
+    section_ns = thread.section_ns
+    if thread.sections:
+        section_ns = max(section_ns, (thread.last_section_ns - thread.began_ns) // thread.sections)
+    in_time = now_ns - (thread.last_section_ns or thread.began_ns) <= PATIENCE * section_ns
+    last_has_begun = thread.sections > thread.last_turns
+    if in_time:
+        return None if last_has_begun else True
+    return False if last_has_begun else None

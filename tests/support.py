@@ -38,7 +38,7 @@ def stays(condition: Callable[[], object], seconds: float, what: str) -> None:
 
 @contextmanager
 def alone_with_real_flags() -> Iterator[None]:
-    """Tests whose processes carry --cpu-moe itself run one at a time: every daemon on the machine sees them."""
+    """Tests whose processes carry --cpu-moe itself, or take turns, run one at a time: every daemon here sees them."""
     with (Path(tempfile.gettempdir()) / "moe-gpu-stabilizer-tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.kernel.conftest import Llama
 from tests.kernel.test_daemon import WAKES_OF_OTHERS, given_back, raise_the_floor, raised
-from tests.support import PlainNode, RunningDaemon, stays, wait_until
+from tests.support import PlainNode, RunningDaemon, alone_with_real_flags, stays, wait_until
 from tests.workload import Workload, build_ggml, build_part, build_program, build_static
 
 Start = Callable[..., RunningDaemon]
@@ -22,6 +23,18 @@ SOME_PRIME = 10_007
 
 # A user who may not look into the processes of these tests.
 WITHOUT_RIGHTS = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time() -> Iterator[None]:
+    with alone_with_real_flags():
+        yield
+
+
+@pytest.fixture
+def start_daemon(start_daemon: Start) -> Start:
+    """A daemon as it is by default: flags count, and turns do."""
+    return partial(start_daemon, detect="both")
 
 
 @pytest.fixture
@@ -140,6 +153,20 @@ def test_sections_keep_the_floor_up_while_the_thread_waits_for_the_gpu(
         workload.begin("slow 12 -250")
         wait_until(lambda: raised(node), "the floor up")
         stays(lambda: raised(node), 1.8, "sections come")
+        workload.finish()
+        wait_until(lambda: given_back(node), "the floor given back")
+    assert daemon.log.count("inference)") == 1
+
+
+def test_a_wait_for_the_gpu_longer_than_the_hold_is_in_flight_while_sections_are_to_come(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+) -> None:
+    daemon = start_daemon(libraries=all_of(llama), hold_seconds=0.3)
+    with run(counts=False) as workload:
+        workload.do("slow 12 -50")
+        workload.begin("slow 12 -500")
+        wait_until(lambda: raised(node), "the floor up")
+        stays(lambda: raised(node), 3, "sections are to come")
         workload.finish()
         wait_until(lambda: given_back(node), "the floor given back")
     assert daemon.log.count("inference)") == 1

@@ -74,9 +74,7 @@ def tensor_shapes(vocabulary_size: int, layers: int, dense: bool, expert_width: 
     return shapes
 
 
-def write_model(
-    path: Path, layers: int = LAYERS, dense: bool = False, expert_width: int = EXPERT_WIDTH
-) -> None:
+def write_model(path: Path, layers: int = LAYERS, dense: bool = False, expert_width: int = EXPERT_WIDTH) -> None:
     """Write a model, half a megabyte a layer, as a GGUF file; a dense one has no experts."""
     architecture = gguf.MODEL_ARCH.QWEN3 if dense else gguf.MODEL_ARCH.QWEN3MOE
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])

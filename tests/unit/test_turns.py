@@ -14,7 +14,7 @@ from moe_gpu_stabilizer.matching import Verdict, either, judge_behaviour
 from moe_gpu_stabilizer.processes import ThreadMeter
 from moe_gpu_stabilizer.records import Activity
 from moe_gpu_stabilizer.settings import Settings
-from moe_gpu_stabilizer.turns import PATIENCE, ProcessTurns, ThreadTurns, is_complete, per_graph, remark
+from moe_gpu_stabilizer.turns import PATIENCE, ProcessTurns, ThreadTurns, is_in_graph, per_graph, remark
 
 MILLISECOND_NS = 1_000_000
 MIN_TURNS = 3
@@ -69,38 +69,48 @@ def test_what_is_added_to_a_verdict(counts: bool, reason: str, turns: ProcessTur
     assert remark(counts, reason, turns) == more
 
 
-# 41 sections of 100 ms each, the last of which began at 4,100 ms.
-LAST = ThreadTurns(7, 41, 40, 0)
-LAST_NS = 4_100 * MILLISECOND_NS
+# The graph before had 41 sections, of 100 ms each; the last one of this, too, began at 4,100 ms.
+SECTION_NS = 100 * MILLISECOND_NS
+LAST_NS = 41 * SECTION_NS
+LAST = ThreadTurns(7, 41, 40, 0, LAST_NS, SECTION_NS)
+WITHIN = LAST._replace(sections=9, last_section_ns=9 * SECTION_NS)
+BEGUN = LAST._replace(sections=0, last_section_ns=0)
 
 
 @pytest.mark.parametrize(
-    ("why", "thread", "after_ms", "complete"),
+    ("why", "thread", "waited_ms", "in_graph"),
     [
-        ("a section as long as the others", LAST, 100, False),
-        ("twice as long", LAST, 200, False),
-        ("much longer", LAST, 201, True),
-        ("sections are still to come", LAST._replace(sections=40), 5000, False),
-        ("the graph has just begun", LAST._replace(sections=0), 5000, False),
-        ("the graph before says nothing", LAST._replace(last_turns=0), 5000, False),
-        ("few turns", LAST._replace(sections=3, last_turns=2), 5000, False),
+        ("the last section, as long as the others", LAST, 100, None),
+        ("somewhat longer", LAST, 400, None),
+        ("much longer", LAST, 401, False),
+        ("sections are still to come", WITHIN, 100, True),
+        ("they take their time", WITHIN, 400, True),
+        ("too long: has it been given up?", WITHIN, 401, None),
+        ("they take longer than in the graph before", WITHIN._replace(section_ns=1), 400, True),
+        ("the graph has just begun", BEGUN, 400, True),
+        ("and seems to end there", BEGUN, 401, None),
+        ("the graph before says nothing", LAST._replace(last_turns=0), 5000, None),
+        ("few turns", LAST._replace(sections=3, last_turns=2), 5000, None),
     ],
 )
-def test_when_a_graph_is_complete(why: str, thread: ThreadTurns, after_ms: int, complete: bool) -> None:
-    now_ns = LAST_NS + after_ms * MILLISECOND_NS
-    assert is_complete(thread, LAST_NS, now_ns, MIN_TURNS) == complete, why
+def test_when_a_thread_is_in_a_graph(why: str, thread: ThreadTurns, waited_ms: int, in_graph: bool | None) -> None:
+    now_ns = thread.last_section_ns + waited_ms * MILLISECOND_NS
+    assert is_in_graph(thread, now_ns, MIN_TURNS) == in_graph, why
 
 
-@given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 10**12), st.integers(0, 10**12))
-def test_a_graph_that_is_complete_stays_so(sections: int, last_turns: int, took_ns: int, after_ns: int) -> None:
-    thread = ThreadTurns(7, sections, last_turns, 5)
-    last_ns = 5 + took_ns
-    complete = is_complete(thread, last_ns, last_ns + after_ns, MIN_TURNS)
-    if complete:
-        assert is_complete(thread, last_ns, last_ns + after_ns + 1, MIN_TURNS)
+@given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 10**12), st.integers(0, 10**12), st.integers(0, 10**12))
+def test_nothing_keeps_a_thread_in_its_graph_for_ever(
+    sections: int, last_turns: int, took_ns: int, section_ns: int, after_ns: int
+) -> None:
+    began_ns = 5
+    thread = ThreadTurns(7, sections, last_turns, began_ns, began_ns + took_ns if sections else 0, section_ns)
+    now_ns = began_ns + took_ns + after_ns
+    answer = is_in_graph(thread, now_ns, MIN_TURNS)
+    later = is_in_graph(thread, now_ns + PATIENCE * (took_ns + section_ns) + 1, MIN_TURNS)
+    assert later is not True
+    if answer is False:
+        assert later is False
         assert sections > last_turns >= MIN_TURNS
-    elif sections > last_turns >= MIN_TURNS:
-        assert after_ns <= PATIENCE * took_ns / sections
 
 
 class Notes:
@@ -116,36 +126,55 @@ class Notes:
         return self._thread
 
 
-class Busy(ThreadMeter):
-    """A thread that computes all the time."""
+class Meter(ThreadMeter):
+    """A thread that computes all the time, or never."""
+
+    def __init__(self, busy: bool) -> None:
+        super().__init__(7)
+        self._busy = busy
 
     def at_work(self, _tid: int, _since_ns: int, _now_ns: int) -> bool:
-        return True
+        return self._busy
 
 
 PROCESS = policy.Process(7, 1)
 CLAIM = policy.Claim(LAST_NS, 0)
+CALL = Activity(LAST_NS, 0, 1, 8)
+OVER_AT_NS = LAST_NS + 1000 * MILLISECOND_NS
+BUSY, RESTING = Meter(True), Meter(False)
 
 
 @pytest.mark.parametrize(
-    ("why", "activity", "thread", "event"),
+    ("why", "activity", "thread", "meter", "event"),
     [
-        ("the kernel has dropped it", None, None, policy.ThreadChecked(PROCESS, False)),
-        ("a newer section", Activity(LAST_NS + 1, 0, 1, 8), LAST, policy.CallSeen(PROCESS, LAST_NS + 1)),
-        ("in the graph", Activity(LAST_NS, 0, 1, 8), LAST._replace(sections=9), policy.ThreadChecked(PROCESS, True)),
-        ("after the graph", Activity(LAST_NS, 0, 1, 8), LAST, policy.ThreadChecked(PROCESS, False)),
-        ("no graphs are known", Activity(LAST_NS, 0, 1, 8), None, policy.ThreadChecked(PROCESS, True)),
-        ("a dead one's notes", Activity(LAST_NS, 0, 1, 8), LAST._replace(tgid=6), policy.ThreadChecked(PROCESS, True)),
+        ("the kernel has dropped it", None, LAST, BUSY, policy.ThreadChecked(PROCESS, False)),
+        (
+            "a newer section",
+            CALL._replace(last_call_ns=LAST_NS + 1),
+            LAST,
+            RESTING,
+            policy.CallSeen(PROCESS, LAST_NS + 1),
+        ),
+        (
+            "it waits for the GPU",
+            CALL,
+            WITHIN._replace(last_section_ns=LAST_NS),
+            RESTING,
+            policy.ThreadChecked(PROCESS, True),
+        ),
+        ("it computes something else", CALL, LAST, BUSY, policy.ThreadChecked(PROCESS, False)),
+        ("no graphs are known", CALL, None, BUSY, policy.ThreadChecked(PROCESS, True)),
+        ("no graphs are known, it rests", CALL, None, RESTING, policy.ThreadChecked(PROCESS, False)),
+        ("a dead thread's notes", CALL, LAST._replace(tgid=6), BUSY, policy.ThreadChecked(PROCESS, True)),
     ],
 )
-def test_a_busy_thread_is_in_flight_until_its_graph_is_complete(
-    why: str, activity: Activity | None, thread: ThreadTurns | None, event: policy.Event
+def test_sections_say_more_than_the_threads_work(
+    why: str, activity: Activity | None, thread: ThreadTurns | None, meter: Meter, event: policy.Event
 ) -> None:
-    now_ns = LAST_NS + 1000 * MILLISECOND_NS
-    assert look(Notes(activity, thread), PROCESS, Busy(7), CLAIM, Settings(), now_ns) == event, why
+    assert look(Notes(activity, thread), PROCESS, meter, CLAIM, Settings(), OVER_AT_NS) == event, why
 
 
 def test_where_sections_are_not_probed_the_threads_work_decides() -> None:
-    notes, now_ns = Notes(Activity(LAST_NS, 0, 1, 8), LAST), LAST_NS + 1000 * MILLISECOND_NS
     flags_alone = replace(Settings(), detect="flags")
-    assert look(notes, PROCESS, Busy(7), CLAIM, flags_alone, now_ns) == policy.ThreadChecked(PROCESS, True)
+    event = look(Notes(CALL, LAST), PROCESS, BUSY, CLAIM, flags_alone, OVER_AT_NS)
+    assert event == policy.ThreadChecked(PROCESS, True)

@@ -29,7 +29,7 @@ void graph(struct thread_turns *t, struct process_turns *p, unsigned int min_tur
 }
 void section(struct thread_turns *t, struct process_turns *p, unsigned int min_turns, u64 now_ns)
 {
-    if (section_begins(t, min_turns))
+    if (section_begins(t, min_turns, now_ns))
         graph_turns(t, p, now_ns);
 }
 """
@@ -46,6 +46,8 @@ class ThreadState(ctypes.Structure):
         ("turned", ctypes.c_uint),
         ("plain_graphs", ctypes.c_uint),
         ("began_ns", ctypes.c_ulonglong),
+        ("last_section_ns", ctypes.c_ulonglong),
+        ("section_ns", ctypes.c_ulonglong),
     ]
 
 
@@ -175,6 +177,17 @@ def test_the_number_is_that_of_the_last_complete_graph(rule: ctypes.CDLL, sequen
         model.graph(sections)
         assert model.process.turns == (0 if before is None else before - 1)
         assert model.threads[0].last_turns == model.process.turns
+
+
+@given(st.integers(2, 100), st.integers(1, 10**9), st.integers(0, 10**10))
+def test_how_long_sections_take_does_not_include_the_time_between_graphs(
+    rule: ctypes.CDLL, sections: int, section_ns: int, pause_ns: int
+) -> None:
+    model = Model(rule)
+    model.graph(sections, lasts_ns=section_ns * (sections + 1))
+    model.now_ns += pause_ns
+    model.graph(0)
+    assert model.threads[0].section_ns == section_ns
 
 
 @given(st.integers(4, 60), st.integers(0, 63))
