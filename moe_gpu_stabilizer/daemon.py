@@ -122,7 +122,8 @@ class Daemon:
             self._forget(tgid)
             return None
         except (OSError, StabilizerError) as error:
-            # Out of descriptors or memory, or /proc is closed to us. The kernel will ask again.
+            # Out of descriptors or memory, or /proc is closed to us. The kernel asks again where it knows no verdict.
+            self._probe.forget_verdict(tgid)
             self._troubles.begin("judge", f"cannot judge pid {tgid}: {error}")
             return None
         self._troubles.end("judge", "processes can be judged again")

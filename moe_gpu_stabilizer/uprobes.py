@@ -173,6 +173,10 @@ class Probe:
             self._delete(name, tgid)
         self.forget_turns(tgid)
 
+    def forget_verdict(self, tgid: int) -> None:
+        """Make a process unknown without losing what was counted: its next call wakes us."""
+        self._delete("verdicts", tgid)
+
     def forget_turns(self, tgid: int) -> None:
         """Drop how CPU and GPU take turns in a process: its next graphs tell anew."""
         self._delete("behaviour", tgid)

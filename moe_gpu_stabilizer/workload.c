@@ -3,7 +3,7 @@
  * that are probed, and calls them when told to on standard input.
  *
  *   cc -shared -fPIC -DPART_LIBRARY -o libllama.so workload.c
- *   cc -DPART_PROGRAM -o workload workload.c libllama.so
+ *   cc -DPART_PROGRAM -o workload workload.c -Wl,--no-as-needed libllama.so
  *   cc -DPART_LIBRARY -DPART_PROGRAM -o static-workload workload.c
  *
  * and of ggml, where it is there (with PART_GGML_CPU first, then PART_GGML_BASE):

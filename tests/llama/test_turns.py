@@ -6,6 +6,7 @@ What DESIGN calls CPU sections per graph is turns and one more.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -39,10 +40,20 @@ class Stage:
 
     def __init__(self, llama_bin: Path, directory: Path, stack: ExitStack) -> None:
         self.node = PlainNode(directory / "17000000.gpu")
-        # It finds the libraries by itself, in the memory of the processes that use them.
-        self.daemon = stack.enter_context(RunningDaemon(directory / "daemon", self.node.directory, rebind_seconds=0.2))
+        # It finds the libraries by itself, in the memory of the processes that use them. Flags count only where a test
+        # wants them to: other programs on this machine may carry some.
+        settings = {"devfreq": self.node.directory, "rebind_seconds": 0.2}
+        self.daemon = RunningDaemon(directory / "daemon", None)
+        self.daemon.configure(**settings, detect="behaviour")
+        stack.enter_context(self.daemon)
+        self._settings = settings
         self._bin, self._directory, self._stack = llama_bin, directory, stack
         self._started = 0
+
+    def let_flags_count(self) -> None:
+        self.daemon.configure(**self._settings, detect="both")
+        self.daemon.send(signal.SIGHUP)
+        self.daemon.wait_for_log("^settings read again")
 
     def device(self, library: Path | None = None, mib: int = 0) -> Device:
         return self._stack.enter_context(Device(self._bin, self._new_log("device"), library, mib))
@@ -271,6 +282,7 @@ def test_llama_bench(stage: Stage, model: Path) -> None:
 
 
 def test_a_flag_without_turns_is_pointed_out(stage: Stage, model: Path) -> None:
+    stage.let_flags_count()
     server = stage.serve(model, stage.device(), "-ngl", "0", "--cpu-moe")
     assert server.complete(PROMPT, 20)[0] == 200
     assert stage.turns(server, 20) == (0, False)
