@@ -113,6 +113,8 @@ run_tests() {
     require_root --test
     require_debian
     install_packages "${run_packages[@]}" "${demo_packages[@]}" "${test_packages[@]}"
+    # A prebuilt llama.cpp of another make is fetched with npm, wherever that comes from.
+    command -v npm >/dev/null || install_packages npm
     [ -e "/lib/modules/$(uname -r)/build" ] || install_packages "$(headers_package)"
     make_venv test
     cd "$here"

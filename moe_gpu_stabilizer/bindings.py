@@ -21,7 +21,7 @@ class Closable(Protocol):
 class Attacher(Protocol):
     """What bindings need of uprobes.Probe."""
 
-    def attach(self, path: str, offset: int) -> Closable: ...
+    def attach(self, path: str, offset: int, function: str) -> Closable: ...
 
 
 class Watcher(Protocol):
@@ -84,7 +84,7 @@ class Bindings:
             file: threads for file, threads in self._leaving.items() if any(thread.is_alive() for thread in threads)
         }
         for file, binding in list(self._bound.items()):
-            if file in found and found[file].version != binding.library.version:
+            if file in found and not found[file].is_probed_as(binding.library):
                 change.detached.append(self._let_go(file))
         for file, library in found.items():
             if file not in self._bound:
@@ -147,8 +147,9 @@ class Bindings:
                 self._watcher.add(binding.path_by_descriptor)
             if Version.of(os.fstat(descriptor)) != library.version:
                 raise ProbeError("it is being rewritten")
-            for offset in sorted(set(library.offsets.values())):
-                binding.probes.append(self._attacher.attach(binding.path_by_descriptor, offset))
+            # Functions of the same code are one place.
+            for offset, function in {offset: name for name, offset in library.offsets.items()}.items():
+                binding.probes.append(self._attacher.attach(binding.path_by_descriptor, offset, function))
             return binding
         except BaseException:
             self._close(binding)

@@ -90,7 +90,7 @@ def gather(
         settings=settings,
         kernel=kernel_support.look(as_root, root),
         gpu=look_at_gpu(settings, class_directory, runtime, as_root),
-        llama=look_at_llama(settings, places),
+        llama=look_at_llama(settings, places, runtime),
         daemon=daemon,
         daemon_has_troubles=daemon_has_troubles,
     )

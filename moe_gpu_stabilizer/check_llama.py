@@ -7,18 +7,23 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from . import status
+from .errors import StabilizerError
 from .files import FileId
 from .invocation import again_as_root
 from .kernel_support import Finding
 from .libraries import Finder, Library
-from .processes import PROC, ProcessVanishedError, printable
+from .matching import Verdict
+from .policy import Process
+from .processes import PROC, ProcessVanishedError, identify, printable
+from .runtime import Runtime
 from .settings import Settings
 from .tracker import judge_now
+from .turns import ProcessTurns, remark, takes_no_turns
 
 MOST_NAME_CHARACTERS = 60
 
@@ -49,6 +54,14 @@ class UsingProcess:
     name: str
     counts: bool | None
     reason: str
+    turns: ProcessTurns | None = None  # as the running daemon has counted them
+
+
+class Seen(NamedTuple):
+    """What a running daemon says of a process."""
+
+    verdict: Verdict
+    turns: ProcessTurns | None
 
 
 @dataclass(frozen=True)
@@ -61,8 +74,8 @@ class Llama:
     unseen_processes: int | None  # None: /proc shows only one's own
 
 
-def look_at_llama(settings: Settings, places: Sequence[str]) -> Llama:
-    """Look as the daemon does, with the rights of this user."""
+def look_at_llama(settings: Settings, places: Sequence[str], runtime: Runtime) -> Llama:
+    """Look as the daemon does, with the rights of this user. Turns are counted in the kernel, by a running daemon."""
     finder = Finder(settings.libraries, places)
     libraries = finder.scan(time.monotonic_ns())
     listed = {process.pid: process.info for process in psutil.process_iter(["name", "username", "memory_info"])}
@@ -72,7 +85,7 @@ def look_at_llama(settings: Settings, places: Sequence[str]) -> Llama:
             for library in sorted(libraries.values(), key=lambda library: library.place.path)
         ),
         unwatched=tuple(look_at_unwatched(finder)),
-        processes=tuple(look_at_processes(finder, libraries, listed, settings)),
+        processes=tuple(look_at_processes(finder, libraries, listed, settings, seen_by_daemon(runtime))),
         unseen_processes=count_unseen(finder, listed),
     )
 
@@ -88,22 +101,46 @@ def look_at_unwatched(finder: Finder) -> Iterator[UnwatchedLibrary]:
 
 
 def look_at_processes(
-    finder: Finder, libraries: Mapping[FileId, Library], listed: Mapping[int, dict[str, Any]], settings: Settings
+    finder: Finder,
+    libraries: Mapping[FileId, Library],
+    listed: Mapping[int, dict[str, Any]],
+    settings: Settings,
+    seen: Mapping[Process, Seen],
 ) -> Iterator[UsingProcess]:
-    """Judge the processes that use a library, as the daemon would at their next call."""
-    for pid, visit in sorted(finder.visits.items()):
-        if pid not in listed or not any(version.file in libraries for version in visit.uses):
-            continue
+    """Judge the processes that use a library, as the daemon would at their next call.
+
+    Where that cannot be seen, a running daemon's word is taken.
+    """
+    using = {pid for pid, visit in finder.visits.items() if any(one.file in libraries for one in visit.uses)}
+    for pid in sorted((using | {process.tgid for process in seen}) & listed.keys()):
         counts: bool | None
         try:
-            verdict = judge_now(pid, settings)
+            said = seen.get(identify(pid))
+            if pid not in using and said is None:  # another process has that pid by now
+                continue
+            turns = said.turns if said else None
+            verdict = judge_now(pid, settings, turns)
             counts, reason = verdict.counts, verdict.reason
         except ProcessVanishedError:
             continue
         except PermissionError:
             counts, reason = None, "its arguments and environment cannot be read"
+            if said:
+                counts, reason = said.verdict.counts, said.verdict.reason
         user, name = (printable(listed[pid][key] or "?")[:MOST_NAME_CHARACTERS] for key in ("username", "name"))
-        yield UsingProcess(pid, user, name, counts, printable(reason))
+        yield UsingProcess(pid, user, name, counts, printable(reason), turns)
+
+
+def seen_by_daemon(runtime: Runtime) -> dict[Process, Seen]:
+    """What a running daemon says; nothing where none runs, or where it is of another version."""
+    try:
+        published = runtime.load_status() or {"processes": []}
+        return {
+            Process(one["pid"], one["start_ticks"]): Seen(Verdict(one["counts"], one["reason"]), status.turns_of(one))
+            for one in published["processes"]
+        }
+    except (StabilizerError, LookupError, TypeError):
+        return {}
 
 
 def count_unseen(finder: Finder, listed: Mapping[int, dict[str, Any]]) -> int | None:
@@ -126,8 +163,12 @@ def llama_findings(llama: Llama, as_root: bool) -> Iterator[Finding]:
         yield unwatched_finding(unwatched, as_root)
     for process in llama.processes:
         says = {True: "counts", False: "is ignored", None: "unknown"}[process.counts]
-        text = f"pid {process.pid} {process.name} ({process.user}) {says}: {process.reason}"
-        yield llama_finding("process", "unknown" if process.counts is None else "ok", text)
+        more = remark(process.counts is True, process.reason, process.turns)
+        text = f"pid {process.pid} {process.name} ({process.user}) {says}: {process.reason}{more}"
+        if process.counts and takes_no_turns(process.turns):
+            yield llama_finding("process", "note", text, "STABILIZER_DETECT=behaviour does not raise the floor for it")
+        else:
+            yield llama_finding("process", "unknown" if process.counts is None else "ok", text)
     if llama.libraries and not llama.processes and llama.unseen_processes == 0:
         yield llama_finding("process", "ok", "none is running with these libraries")
     if llama.unseen_processes != 0:

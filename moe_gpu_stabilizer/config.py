@@ -65,7 +65,9 @@ KEYS = {
     "STABILIZER_HOLD_SECONDS": Key("hold_seconds", "a number of seconds from 0.2 to 60"),
     "STABILIZER_REBIND_SECONDS": Key("rebind_seconds", "a number of seconds from 0.2 to 3600"),
     "STABILIZER_LIBRARIES": Key("libraries", "absolute paths or globs, separated by colons", _paths),
+    "STABILIZER_DETECT": Key("detect", "flags, behaviour or both", str.lower),
     "STABILIZER_MOE_FLAGS": Key("moe_flags", "command-line flags, separated by blanks", _flags),
+    "STABILIZER_MIN_TURNS": Key("min_turns", "a whole number of turns per graph from 1 to 100000"),
     "STABILIZER_USERS": Key(
         "user_ids", "names of existing users or numbers, separated by blanks, or empty for everyone", _user_ids
     ),

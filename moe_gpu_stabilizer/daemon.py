@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from . import policy
+from . import in_flight, policy
 from .control import FloorControl
 from .errors import StabilizerError
 from .journal import Troubles, fields, set_log_level
@@ -17,11 +17,12 @@ from .notify import ServiceManager
 from .processes import ProcessVanishedError
 from .publisher import Publisher, Reloads
 from .rebind import Rebinder
+from .records import KIND_EXEC, KIND_TURNS
 from .runtime import Runtime
 from .settings import NANOSECONDS, Settings
 from .signals import Terminal, listen_for_signals
 from .tracker import Known, Tracker, announce
-from .uprobes import KIND_EXEC, Probe
+from .uprobes import Probe
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ SIGNALS_AT_ONCE = 65536
 # A process that counts wakes us at most twice per hold: the floor is up by then, and the map has the time of its last
 # call.
 WAKES_PER_HOLD = 2
+
+# Ticks for the sake of new processes are at least this far apart.
+CROWD_NS = NANOSECONDS
 
 
 class Daemon:
@@ -45,17 +49,17 @@ class Daemon:
         self._manager = ServiceManager()
         self._selector = selectors.DefaultSelector()
         self._control = FloorControl(settings, runtime, self._troubles)
-        self._probe = Probe(settings.hold_ns // WAKES_PER_HOLD)
+        self._probe = Probe(settings.hold_ns // WAKES_PER_HOLD, min_turns=settings.min_turns)
         self._rebinder = Rebinder(
-            self._probe, settings.libraries, self._troubles, self._selector,
+            self._probe, settings, self._troubles, self._selector,
             changed=lambda: self._publisher.note_change(),
         )  # fmt: skip
         self._tracker = Tracker(self._probe, settings)
         self._publisher = Publisher(
-            runtime, self._troubles, self._manager, self._control, self._rebinder, self._tracker.known
+            runtime, self._troubles, self._manager, self._control, self._rebinder, self._tracker
         )
         self._state = policy.State(settings.hold_ns)
-        self._next_tick_ns = 0
+        self._next_tick_ns = self._ticked_ns = 0
         self._leaving = False
         self._terminal = Terminal()
 
@@ -114,7 +118,7 @@ class Daemon:
                 self._forget(wake.tgid)
                 continue
             known = self._tracker.known.get(wake.tgid)
-            if known is None or not wake.verdict:
+            if known is None or not wake.verdict or wake.kind == KIND_TURNS:
                 known = self._judge(wake.tgid)
             if known:
                 self._feed(policy.CallSeen(known.process, wake.at_ns))
@@ -133,11 +137,14 @@ class Daemon:
             # Out of descriptors or memory, or /proc is closed to us. What was said of it may no longer be true; the
             # kernel will ask again.
             self._troubles.begin("judge", f"cannot judge pid {tgid}: {error}")
-            self._forget(tgid)
+            if before:
+                self._forget(tgid)
+            self._probe.forget_verdict(tgid)
             return None
         self._troubles.end("judge", "processes can be judged again")
         if before is None:
             self._rebinder.seen_calling(tgid)
+            self._tick_soon()
             self._selector.register(known.pidfd, selectors.EVENT_READ, lambda: self._forget(tgid))
         if before is None or before.verdict != known.verdict:
             announce(known)
@@ -178,24 +185,19 @@ class Daemon:
 
     def _answer(self, process: policy.Process) -> None:
         """Was there a newer call, which the kernel had no need to wake us for? Else: is its thread at work?"""
-        known = self._tracker.known.get(process.tgid)
-        activity = self._probe.activity(process.tgid)
-        claim = self._state.claims.get(process)
+        known, claim = self._tracker.known.get(process.tgid), self._state.claims.get(process)
         if known is None or claim is None:
             self._feed(policy.ProcessGone(process))
-        elif activity is None:  # among thousands of processes, the kernel has dropped this one's entry
-            self._feed(policy.ThreadChecked(process, at_work=False))
-        elif activity.last_call_ns > claim.last_in_flight_ns:
-            self._feed(policy.CallSeen(process, activity.last_call_ns))
         else:
-            at_work = known.meter.at_work(activity.last_tid, activity.last_call_ns, time.monotonic_ns())
-            self._feed(policy.ThreadChecked(process, at_work))
+            now_ns = time.monotonic_ns()
+            self._feed(in_flight.look(self._probe, process, known.meter, claim, self._settings, now_ns))
 
     # What the clock and the owner want.
 
     def _tick(self) -> None:
         """Every few seconds: is the node there, which libraries are there, is anything left to be done?"""
-        self._next_tick_ns = time.monotonic_ns() + self._settings.rebind_ns
+        self._ticked_ns = time.monotonic_ns()
+        self._next_tick_ns = self._ticked_ns + self._settings.rebind_ns
         self._control.look_for_node()
         self._rebinder.rebind()
         claimant = self._claimant()
@@ -205,6 +207,10 @@ class Daemon:
             self._control.give_back("idle")
         self._publish()
         self._manager.alive()
+
+    def _tick_soon(self) -> None:
+        """A process calls for the first time: probe the rest of its libraries at once, but not for each of a crowd."""
+        self._next_tick_ns = min(self._next_tick_ns, self._ticked_ns + CROWD_NS)
 
     def _claimant(self) -> Known | None:
         """The process on whose behalf the floor is up."""
@@ -220,14 +226,15 @@ class Daemon:
             self._publisher.note_change()
             return
         self._troubles.end("settings", "the settings are right again")
-        self._settings = self._tracker.settings = settings
+        self._settings = settings
+        self._tracker.use(settings)
         set_log_level(settings.log_level)
-        self._probe.set_wake_interval(settings.hold_ns // WAKES_PER_HOLD)
+        self._probe.configure(settings.hold_ns // WAKES_PER_HOLD, settings.min_turns)
         self._feed(policy.HoldChanged(settings.hold_ns))
         for tgid in list(self._tracker.known):
             self._judge(tgid)
         self._control.apply(settings, self._claimant())
-        self._rebinder.look_elsewhere(settings.libraries)
+        self._rebinder.use(settings)
         self._reloads = Reloads(self._reloads.count + 1)
         self._tick()
         told = fields("reload", NODE=self._control.node)

@@ -18,7 +18,11 @@ from .settings import NANOSECONDS
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
 
-PROBED_FUNCTIONS = ("llama_decode", "llama_process", "llama_synchronize")
+# libllama's entrances.
+CALLS = ("llama_decode", "llama_process", "llama_synchronize")
+# ggml's: one scheduled graph, wherever its parts are computed, and in it each part that the CPU computes.
+GRAPH, SECTION = "ggml_backend_sched_graph_compute_async", "ggml_graph_compute"
+PROBED_FUNCTIONS = (*CALLS, GRAPH, SECTION)
 
 # For one child. Reading a libllama takes 5 ms.
 READ_SECONDS = 5

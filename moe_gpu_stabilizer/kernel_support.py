@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import uprobes
+from . import libbcc, uprobes
 from .errors import ProbeError
 from .invocation import again_as_root
 from .settings import NANOSECONDS
@@ -126,7 +126,7 @@ def lockdown_of(root: Path) -> str | None:
 
 def try_library() -> Attempt:
     try:
-        uprobes.load_library()
+        libbcc.load_library()
     except ProbeError as error:
         return Attempt(False, error.message, error.hint)
     return Attempt(True)
@@ -164,7 +164,7 @@ def findings(kernel: KernelSupport, section: str) -> Iterator[Finding]:
     for state, text, remedy in _options(kernel):
         yield finding("BPF, uprobes", state, text, remedy)
     yield finding("lockdown", *_lockdown(kernel))
-    yield finding("libbcc_bpf", *_tried(kernel.library, f"{uprobes.LIBRARY} can be loaded"))
+    yield finding("libbcc_bpf", *_tried(kernel.library, f"{libbcc.LIBRARY} can be loaded"))
     yield finding("systemd", *_tried(kernel.journal, "python3-systemd can be imported"))
     if kernel.library.works:
         loaded = "loads, and a uprobe can be attached: both were tried and undone"

@@ -1,7 +1,8 @@
 """Which files hold the functions we probe: the configured ones, those in the usual places, those that processes use.
 
-A file counts when it defines one of the functions, whatever it is called. Looked at are files named libllama*.so*, and
-the executables of processes, because a statically linked llama-server carries the functions itself.
+A file counts when it defines one of the functions, whatever it is called. Looked at are files named libllama*.so*,
+those of ggml's libraries that have them, and the executables of processes, because a statically linked llama-server
+carries the functions itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .elf import Offsets, Reading
@@ -40,7 +41,9 @@ CORE_NAME = re.compile(r"libllama\.(so|v\d)")
 # Reading a file's symbols takes some milliseconds. A child is given no more files than this.
 MOST_READ_AT_ONCE = 32
 
-LIKELY = "llama"
+LIKELY = re.compile("llama|libggml")
+
+NOTHING_TO_PROBE = "it has no llama_decode, nor what ggml computes graphs with"
 
 # A process may load the library long after its start (a Python program that imports a binding). It is looked at when
 # it is new, again whenever the time it is known for has doubled, and at last about once a minute.
@@ -56,6 +59,14 @@ class Library:
     version: Version
     place: Place
     offsets: Offsets = field(hash=False)
+
+    def is_probed_as(self, other: Library) -> bool:
+        """Is it the same content, with the same functions to probe?"""
+        return (self.version, self.offsets) == (other.version, other.offsets)
+
+    def only(self, functions: Collection[str]) -> Library:
+        """The same with no more than these functions to probe."""
+        return replace(self, offsets={name: at for name, at in self.offsets.items() if name in functions})
 
 
 @dataclass
@@ -153,7 +164,7 @@ class Finder:
         for pattern in self.patterns:
             paths = matches(pattern)
             if watched.isdisjoint(map(os.path.realpath, paths)):
-                useless[pattern] = "it has no llama_decode" if any(map(os.path.isfile, paths)) else "no such file"
+                useless[pattern] = NOTHING_TO_PROBE if any(map(os.path.isfile, paths)) else "no such file"
         return useless
 
     def _visit_processes(self, now_ns: int) -> None:
@@ -185,7 +196,7 @@ class Finder:
         known = self._offsets.keys() | self._closed.keys()
         unread = {version: place for version, place in seen.items() if version not in known}
         likely = [
-            version for version, place in unread.items() if version in first or LIKELY in place.path.split("/")[-1]
+            version for version, place in unread.items() if version in first or LIKELY.search(place.path.split("/")[-1])
         ]
         for choice, most in (
             ([version for version in likely if version not in self._suspects], MOST_READ_AT_ONCE),

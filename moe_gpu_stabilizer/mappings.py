@@ -1,4 +1,4 @@
-"""Which files a running process uses: its executable, and every libllama that it maps."""
+"""Which files a running process uses: its executable, and every libllama and libggml that it maps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from .files import Place, Version
 from .processes import read_proc
 
 # An executable mapping of such a file, in /proc/PID/maps: address range, permissions, offset, device, inode, path.
-MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ (\S+ \d+) +(/(?:.*/)?libllama[^/\n]*\.so[^/\n]*)$", re.MULTILINE)
+# Of ggml those that compute graphs: not its GPU backends, which are large.
+NAMES = rb"(?:libllama|libggml(?:-base|-cpu[^/\n]*)?(?=\.))[^/\n]*\.so[^/\n]*"
+MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ (\S+ \d+) +(/(?:.*/)?" + NAMES + rb")$", re.MULTILINE)
 
 # A llama-server has about 300 mappings, 100 bytes each. Any user may make a process with 65,000.
 MOST_MAPS_BYTES = 4 << 20
@@ -19,14 +21,14 @@ MOST_LIBRARIES_OF_A_PROCESS = 64
 
 
 def files_used_by(directory: Path) -> Iterator[tuple[Version, Place]]:
-    """Yield the executable and the mapped libllama files of the process behind /proc/PID.
+    """Yield the executable and the mapped files of llama.cpp of the process behind /proc/PID.
 
     Raises FileNotFoundError for a kernel thread or a process that is gone, PermissionError for another user's without
     root.
     """
     yield Version.of(os.stat(directory / "exe")), Place(os.readlink(directory / "exe"), str(directory / "exe"))
     maps = read_proc(directory / "maps", MOST_MAPS_BYTES)
-    if b"/libllama" not in maps:
+    if b"/libllama" not in maps and b"/libggml" not in maps:
         return
     # A file that is mapped a thousand times is one file; nobody needs many of them.
     once = {file: (addresses, path) for addresses, file, path in MAPPED.findall(maps)}

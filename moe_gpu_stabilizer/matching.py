@@ -1,7 +1,7 @@
 """Does a process suffer from CPU and GPU taking turns?
 
-Pure: what /proc says of it comes in, a verdict with its reason comes out. Two sources of verdicts are foreseen;
-this is the first: how the process was launched.
+Pure: what /proc and the BPF program say of it come in, a verdict with its reason comes out. There are two sources of
+verdicts: how the process was launched, and how it behaves.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from .turns import ProcessTurns, per_graph
 
 CPU_MOE_VARIABLE = "LLAMA_ARG_CPU_MOE"
 N_CPU_MOE_VARIABLE = "LLAMA_ARG_N_CPU_MOE"
@@ -49,6 +51,23 @@ def judge_launch(cmdline: bytes, environ: bytes, flags: Sequence[str]) -> Verdic
     if count and int(count[1]) > 0:
         return Verdict(True, f"{N_CPU_MOE_VARIABLE}={n_cpu_moe}")
     return Verdict(False, "no MoE flag in its arguments or environment")
+
+
+def judge_behaviour(turns: ProcessTurns | None, min_turns: int) -> Verdict:
+    """Judge a process by its graphs; None where none has been seen.
+
+    A refusal has one reason, whatever has been seen so far: it is given once, and true for as long as it stands.
+    """
+    if turns and turns.turning and turns.per_graph >= min_turns:
+        return Verdict(True, per_graph(turns.per_graph))
+    return Verdict(False, f"fewer than {per_graph(min_turns)} seen")
+
+
+def either(launch: Verdict, behaviour: Verdict) -> Verdict:
+    """One of the two will do; the launch is named first, for it does not change."""
+    if launch.counts:
+        return launch
+    return behaviour if behaviour.counts else Verdict(False, f"{launch.reason}, {behaviour.reason}")
 
 
 def flag_in(cmdline: bytes, flags: Sequence[str]) -> str:

@@ -4,8 +4,8 @@ The rules, which the property tests hold against random sequences of events:
 
 1. Only a process whose verdict counts can have a claim on the floor.
 2. It has one from a call until `hold_ns` after the last moment it was seen in flight. In flight is: it entered a probed
-   call, or the thread that entered last was found at work. (A prefill can sit 14 s inside one call.) A call that is
-   heard of only after its hold is taken for one half a hold ago: it may be such a long one.
+   call, a graph or a section of one, or the thread that did so last was found at work. (A prefill can sit 14 s inside
+   one call.) A call that is heard of only after its hold is taken for one half a hold ago: it may be such a long one.
 3. The floor is up exactly while there is a claim. Claims are a set: two processes that overlap make one stretch.
 4. A process that ends, or that turns into another program, loses its claim at once.
 5. Time alone changes nothing. A timer asks whether the thread is at work; it is the answer that ends a claim. So the

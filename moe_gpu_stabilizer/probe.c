@@ -1,6 +1,7 @@
 /*
- * The BPF half of moe-gpu-stabilizer: notes which process calls into libllama,
- * and wakes the daemon only when it has something to decide.
+ * The BPF half of moe-gpu-stabilizer: notes which process calls into libllama
+ * and ggml, counts how often its CPU and GPU take turns, and wakes the daemon
+ * only when it has something to decide.
  *
  * It reads no register and no kernel structure, so the same bytecode runs on
  * every architecture and every kernel from 5.8 (the first with a BPF ring
@@ -8,10 +9,15 @@
  * change here.
  *
  * Each map has one writer, so nothing is lost between the two sides: the
- * daemon writes "settings" and "verdicts", this program "activity" (the daemon
- * only deletes from it).
+ * daemon writes "settings" and "verdicts", this program the others (the daemon
+ * only deletes from them).  All but "settings" drop the entry that was used
+ * least when they are full.  What is lost then is learned again: a process
+ * without a verdict is judged at its next call, a graph whose thread has been
+ * dropped is not counted.
  */
-enum { KIND_CALL = 1, KIND_EXEC = 2 };
+#include "turns.h"
+
+enum { KIND_CALL = 1, KIND_EXEC = 2, KIND_TURNS = 3 };
 enum { VERDICT_IGNORED = 1, VERDICT_COUNTS = 2 };
 
 struct settings {
@@ -20,6 +26,8 @@ struct settings {
 	/* The daemon's pid namespace; inode 0 where it is the initial one. */
 	u64 pidns_dev;
 	u64 pidns_ino;
+	u32 min_turns;
+	u32 unused;
 };
 
 /* What a process has done lately.  Times are CLOCK_MONOTONIC. */
@@ -42,6 +50,8 @@ struct wake {
 BPF_ARRAY(settings, struct settings, 1);
 BPF_TABLE("lru_hash", u32, u32, verdicts, 4096);
 BPF_TABLE("lru_hash", u32, struct activity, activity, 4096);
+BPF_TABLE("lru_hash", u32, struct process_turns, behaviour, 4096);
+BPF_TABLE("lru_hash", u32, struct thread_turns, threads, 4096); /* by thread id */
 BPF_RINGBUF_OUTPUT(wakes, 16); /* pages: 2,048 records */
 
 /*
@@ -77,6 +87,50 @@ static inline bool wake_daemon(u64 now_ns, u64 ids, u32 kind, u32 verdict)
 	return true;
 }
 
+/* A process that is not ignored was active: note it, and wake the daemon now and then. */
+static inline void note_activity(struct settings *set, u64 now_ns, u64 ids)
+{
+	u32 tgid = ids >> 32;
+	u32 *known = verdicts.lookup(&tgid);
+	u32 verdict = known ? *known : 0;
+
+	if (verdict == VERDICT_IGNORED)
+		return;
+
+	struct activity *act = activity.lookup(&tgid);
+	if (!act) {
+		struct activity fresh = {};
+
+		/* Fails harmlessly where another thread was faster. */
+		activity.insert(&tgid, &fresh);
+		act = activity.lookup(&tgid);
+		if (!act)
+			return;
+	}
+
+	act->last_call_ns = now_ns;
+	act->last_tid = (u32)ids;
+	__sync_fetch_and_add(&act->calls, 1);
+
+	if (act->last_wake_ns && now_ns - act->last_wake_ns < set->wake_interval_ns)
+		return;
+	if (wake_daemon(now_ns, ids, KIND_CALL, verdict))
+		act->last_wake_ns = now_ns;
+}
+
+/* Once for each change, however many graphs there are. */
+static inline void tell_of_change(struct process_turns *process, u64 now_ns, u64 ids)
+{
+	u32 told = process->told;
+
+	if (process->turning == told)
+		return;
+	/* First, so that two threads hardly ever tell the same. */
+	process->told = !told;
+	if (!wake_daemon(now_ns, ids, KIND_TURNS, 0))
+		process->told = told;
+}
+
 /* uprobe on the entry of llama_decode, llama_process and llama_synchronize */
 int on_call(void *ctx)
 {
@@ -87,35 +141,89 @@ int on_call(void *ctx)
 		return 0;
 
 	u64 ids = current_ids(set);
-	u32 tgid = ids >> 32;
+	u32 tid = (u32)ids;
+	if (!(ids >> 32))
+		return 0;
+
+	/*
+	 * Whatever this thread computed is over.  What it computes on the CPU
+	 * from here on, outside of a scheduled graph, is no section of one.
+	 */
+	struct thread_turns *thread = threads.lookup(&tid);
+	if (thread)
+		thread->in_graph = 0;
+
+	note_activity(set, bpf_ktime_get_ns(), ids);
+	return 0;
+}
+
+/* uprobe on the entry of ggml_backend_sched_graph_compute_async */
+int on_graph(void *ctx)
+{
+	int zero = 0;
+	struct settings *set = settings.lookup(&zero);
+
+	if (!set)
+		return 0;
+
+	u64 ids = current_ids(set);
+	u32 tgid = ids >> 32, tid = (u32)ids;
 	if (!tgid)
 		return 0;
 
-	u32 *known = verdicts.lookup(&tgid);
-	u32 verdict = known ? *known : 0;
-	if (verdict == VERDICT_IGNORED)
-		return 0;
+	struct thread_turns *thread = threads.lookup(&tid);
+	if (!thread || thread->tgid != tgid) {
+		/* A new thread, or one that has got the id of a dead one. */
+		struct thread_turns fresh = { .tgid = tgid };
 
-	struct activity *act = activity.lookup(&tgid);
-	if (!act) {
-		struct activity fresh = {};
+		threads.update(&tid, &fresh);
+		thread = threads.lookup(&tid);
+		if (!thread)
+			return 0;
+	}
+	struct process_turns *process = behaviour.lookup(&tgid);
+	if (!process) {
+		struct process_turns fresh = {};
 
-		/* Fails harmlessly where another thread was faster. */
-		activity.insert(&tgid, &fresh);
-		act = activity.lookup(&tgid);
-		if (!act)
+		behaviour.insert(&tgid, &fresh);
+		process = behaviour.lookup(&tgid);
+		if (!process)
 			return 0;
 	}
 
 	u64 now_ns = bpf_ktime_get_ns();
-	act->last_call_ns = now_ns;
-	act->last_tid = (u32)ids;
-	__sync_fetch_and_add(&act->calls, 1);
+	graph_begins(thread, process, set->min_turns, now_ns);
+	tell_of_change(process, now_ns, ids);
+	note_activity(set, now_ns, ids);
+	return 0;
+}
 
-	if (act->last_wake_ns && now_ns - act->last_wake_ns < set->wake_interval_ns)
+/* uprobe on the entry of ggml_graph_compute: a section of a graph, or a computation on the CPU alone */
+int on_section(void *ctx)
+{
+	int zero = 0;
+	struct settings *set = settings.lookup(&zero);
+
+	if (!set)
 		return 0;
-	if (wake_daemon(now_ns, ids, KIND_CALL, verdict))
-		act->last_wake_ns = now_ns;
+
+	u64 ids = current_ids(set);
+	u32 tgid = ids >> 32, tid = (u32)ids;
+	struct thread_turns *thread = threads.lookup(&tid);
+	if (!thread || thread->tgid != tgid || !thread->in_graph)
+		return 0;
+
+	u64 now_ns = bpf_ktime_get_ns();
+	if (section_begins(thread, set->min_turns, now_ns)) {
+		struct process_turns *process = behaviour.lookup(&tgid);
+
+		if (process) {
+			graph_turns(thread, process, now_ns);
+			tell_of_change(process, now_ns, ids);
+		}
+	}
+	/* A heartbeat: one graph of a long prompt takes many seconds. */
+	note_activity(set, now_ns, ids);
 	return 0;
 }
 
@@ -134,12 +242,14 @@ int on_exec(void *ctx)
 	u64 ids = current_ids(set);
 	u32 tgid = ids >> 32;
 	u32 *known = verdicts.lookup(&tgid);
-	if (!known && !activity.lookup(&tgid))
+	if (!known && !activity.lookup(&tgid) && !behaviour.lookup(&tgid))
 		return 0;
 
 	u32 verdict = known ? *known : 0;
 	verdicts.delete(&tgid);
 	activity.delete(&tgid);
+	behaviour.delete(&tgid);
+	threads.delete(&tgid); /* the main thread; the others are gone */
 	wake_daemon(bpf_ktime_get_ns(), ids, KIND_EXEC, verdict);
 	return 0;
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from .rebind import Rebinder
 from .runtime import Runtime
 from .settings import Settings
 from .status import counted, for_systemctl
-from .tracker import Known
+from .tracker import Tracker
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Publisher:
         manager: ServiceManager,
         control: FloorControl,
         rebinder: Rebinder,
-        known: Mapping[int, Known],
+        tracker: Tracker,
     ) -> None:
         self._runtime = runtime
         self._troubles = troubles
         self._manager = manager
         self._control = control
         self._rebinder = rebinder
-        self._known = known
+        self._tracker = tracker
         self._changed = False
         self._start_ticks = identify(os.getpid()).start_ticks
 
@@ -98,12 +98,14 @@ class Publisher:
             "processes": [
                 {
                     "pid": one.process.tgid,
+                    "start_ticks": one.process.start_ticks,
                     "name": one.name,
                     "counts": one.verdict.counts,
                     "reason": printable(one.verdict.reason),
+                    "turns": None if one.turns is None else one.turns._asdict(),
                     "holds_the_floor": one.process in claims,
                 }
-                for one in self._known.values()
+                for one in self._tracker.up_to_date()
             ],
             "libraries": [
                 {"path": printable(library.place.path), "functions": sorted(library.offsets)}

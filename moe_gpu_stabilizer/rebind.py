@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from . import elf
 from .bindings import Attacher, Bindings
 from .fanotify import WriteWatch
 from .files import FileId
@@ -14,6 +15,7 @@ from .isolated import ChildError
 from .journal import Troubles, fields
 from .libraries import Finder, Library
 from .processes import printable
+from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ class Rebinder:
     def __init__(
         self,
         attacher: Attacher,
-        patterns: Sequence[str],
+        settings: Settings,
         troubles: Troubles,
         selector: selectors.BaseSelector,
         changed: Callable[[], None],
@@ -39,7 +41,8 @@ class Rebinder:
         self._changed = changed
         self._watch = self._watch_writes()
         self._bindings = Bindings(attacher, self._watch)
-        self._finder = Finder(patterns)
+        self._finder = Finder()
+        self.use(settings)
 
     @property
     def libraries(self) -> list[Library]:
@@ -51,9 +54,10 @@ class Rebinder:
         """When on_deadline() is due (CLOCK_MONOTONIC); None while nothing is being read."""
         return self._finder.reading.deadline_ns if self._finder.reading else None
 
-    def look_elsewhere(self, patterns: Sequence[str]) -> None:
-        """Use other configured paths and globs from now on."""
-        self._finder.patterns = tuple(patterns)
+    def use(self, settings: Settings) -> None:
+        """Look in these configured places, and probe what these settings need, from now on."""
+        self._finder.patterns = settings.libraries
+        self._functions = elf.CALLS if settings.detect == "flags" else elf.PROBED_FUNCTIONS
 
     def rebind(self) -> None:
         """Look which libraries there are, and probe those. New files are read meanwhile, and probed when they are."""
@@ -68,7 +72,8 @@ class Rebinder:
         self._troubles.end("look", "libraries can be looked for again")
         if self._finder.reading and self._finder.reading is not before:
             self._selector.register(self._finder.reading.child, selectors.EVENT_READ, self._on_reading)
-        change = self._bindings.update(found)
+        wanted = {file: library.only(self._functions) for file, library in found.items()}
+        change = self._bindings.update({file: library for file, library in wanted.items() if library.offsets})
         for library in change.attached:
             path, functions = printable(library.place.path), ", ".join(sorted(library.offsets))
             logger.info("attached %s (%s)", path, functions, extra=fields("attach", LIBRARY=path))

@@ -23,7 +23,10 @@ class Settings:
     hold_seconds: Annotated[float, Interval(ge=0.2, le=60)] = 1.0
     rebind_seconds: Annotated[float, Interval(ge=0.2, le=3600)] = 5.0
     libraries: tuple[str, ...] = ()
+    detect: Literal["both", "flags", "behaviour"] = "both"
     moe_flags: tuple[str, ...] = ("--cpu-moe", "-cmoe", "--n-cpu-moe", "-ncmoe")
+    # Experts of a layer or two on the CPU are one or two turns: see etc/default.
+    min_turns: Annotated[int, Interval(ge=1, le=100_000)] = 3
     user_ids: tuple[int, ...] = ()
     devfreq: str = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -151,7 +151,8 @@ def build_stand_in(directory: Path) -> tuple[Path, Path]:
         raise StabilizerError("the demo needs a C compiler for its stand-in", "apt-get install gcc libc6-dev")
     library, program = directory / "libllama.so", directory / "llama-demo"
     compile_c(compiler, "-shared", "-fPIC", "-DPART_LIBRARY", "-o", str(library))
-    compile_c(compiler, "-DPART_PROGRAM", "-o", str(program), str(library), f"-Wl,-rpath,{directory}", "-pthread")
+    linked = ("-Wl,--no-as-needed", str(library), f"-Wl,-rpath,{directory}")
+    compile_c(compiler, "-DPART_PROGRAM", "-o", str(program), *linked, "-pthread")
     return library, program
 
 

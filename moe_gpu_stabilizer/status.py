@@ -9,6 +9,7 @@ from typing import Any
 from .config import KEYS
 from .devfreq import mhz
 from .processes import printable
+from .turns import ProcessTurns, remark
 
 # How many ticks a file may be late before its daemon is said not to get to run, and how many seconds more.
 LATE_TICKS = 2
@@ -34,6 +35,11 @@ def for_systemctl(status: Mapping[str, Any]) -> str:
     return "; ".join([headline(status), *status["troubles"]])
 
 
+def turns_of(process: Mapping[str, Any]) -> ProcessTurns | None:
+    """The turns of one of the published processes."""
+    return ProcessTurns(**process["turns"]) if process["turns"] else None
+
+
 def is_stale(status: Mapping[str, Any], now_seconds: float) -> bool:
     """Has the daemon, which writes its status at each tick, missed some?"""
     allowed_seconds = LATE_TICKS * status["settings"]["rebind_seconds"] + LATE_SECONDS
@@ -56,7 +62,8 @@ def rows(status: Mapping[str, Any], now_seconds: float) -> Iterator[tuple[str, s
     yield "raised", raised(status, now_seconds)
     for one in status["processes"]:
         says = "counts" if one["counts"] else "is ignored"
-        yield "process", f"pid {one['pid']} ({one['name']}) {says}: {one['reason']}"
+        more = remark(one["counts"], one["reason"], turns_of(one))
+        yield "process", f"pid {one['pid']} ({one['name']}) {says}: {one['reason']}{more}"
     for one in status["libraries"]:
         yield "library", f"{one['path']} ({', '.join(one['functions'])})"
     rival = status["last_rival_write"]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from .journal import fields
-from .matching import Verdict, judge_launch
+from .matching import Verdict, either, judge_behaviour, judge_launch
 from .policy import Process
 from .processes import ProcessVanishedError, ThreadMeter, identify, launch_of, name_of, printable, user_id_of
 from .settings import Settings
+from .turns import ProcessTurns
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +22,10 @@ class VerdictTable(Protocol):
     """What the tracker needs of uprobes.Probe."""
 
     def set_verdict(self, tgid: int, counts: bool) -> None: ...
+
+    def turns(self, tgid: int) -> ProcessTurns | None: ...
+
+    def forget_turns(self, tgid: int) -> None: ...
 
     def forget(self, tgid: int) -> None: ...
 
@@ -33,15 +39,29 @@ class Known:
     name: str
     verdict: Verdict
     meter: ThreadMeter
+    turns: ProcessTurns | None
 
 
 class Tracker:
     """Judges processes, and keeps each verdict here and in the kernel until the process ends or execs."""
 
     def __init__(self, table: VerdictTable, settings: Settings) -> None:
-        self.settings = settings
         self.known: dict[int, Known] = {}
+        self._settings = settings
         self._table = table
+
+    def use(self, settings: Settings) -> None:
+        """Judge by other settings from now on. What is known already has to be judged again."""
+        if settings.min_turns != self._settings.min_turns:
+            for tgid in self.known:
+                self._table.forget_turns(tgid)
+        self._settings = settings
+
+    def up_to_date(self) -> Iterable[Known]:
+        """All known processes, with the turns they take now."""
+        for tgid, known in self.known.items():
+            known.turns = self._table.turns(tgid)
+        return self.known.values()
 
     def is_current(self, tgid: int) -> bool:
         """Is the process that is known by this tgid still the one that has it?"""
@@ -61,7 +81,8 @@ class Tracker:
         try:
             process = identify(tgid)
             meter = before.meter if before else ThreadMeter(tgid)
-            known = Known(process, pidfd, name_of(tgid), judge_now(tgid, self.settings), meter)
+            turns = self._table.turns(tgid)
+            known = Known(process, pidfd, name_of(tgid), judge_now(tgid, self._settings, turns), meter, turns)
             if identify(tgid) != process:
                 raise ProcessVanishedError
             self._table.set_verdict(tgid, known.verdict.counts)
@@ -89,12 +110,16 @@ def announce(known: Known) -> None:
     logger.info("pid %d (%s) %s: %s", pid, name, says, reason, extra=told)
 
 
-def judge_now(tgid: int, settings: Settings) -> Verdict:
+def judge_now(tgid: int, settings: Settings, turns: ProcessTurns | None) -> Verdict:
     """Judge the process that has this tgid now. Raises ProcessVanishedError, and PermissionError without root."""
     if settings.user_ids and user_id_of(tgid) not in settings.user_ids:
         return Verdict(False, "its user is not in STABILIZER_USERS")
+    behaviour = judge_behaviour(turns, settings.min_turns)
+    if settings.detect == "behaviour":
+        return behaviour
     launch = launch_of(tgid)
-    return judge_launch(launch.cmdline, launch.environ, settings.moe_flags)
+    by_launch = judge_launch(launch.cmdline, launch.environ, settings.moe_flags)
+    return by_launch if settings.detect == "flags" else either(by_launch, behaviour)
 
 
 def _pidfd(tgid: int) -> int:

@@ -1,8 +1,4 @@
-"""The BPF program in the kernel: load it, attach it to libraries, hear from it. The only module that knows libbcc_bpf.
-
-The bytecode is compiled at development time (tools/compile-probe). At run time only the half of BCC without a
-compiler is used: libbcc_bpf.so.0, from Debian's and Ubuntu's package libbpfcc, 0.18 and newer.
-"""
+"""The BPF program in the kernel: load it, attach it to libraries, hear from it."""
 
 from __future__ import annotations
 
@@ -12,29 +8,41 @@ import json
 import os
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from . import perf
+from . import elf, perf
 from .errors import ProbeError
+from .libbcc import CALLBACK, kernel_refusal, load_library
+from .records import (
+    ACTIVITY,
+    ID,
+    SETTINGS,
+    THREAD,
+    TURNS,
+    VERDICT_COUNTS,
+    VERDICT_IGNORED,
+    WAKE,
+    Activity,
+    Wake,
+    read_activity,
+    read_process_turns,
+    read_thread_turns,
+)
+from .settings import Settings
+from .turns import ProcessTurns, ThreadTurns
 
 # What tools/compile-probe makes of probe.c.
 BYTECODE = Path(__file__).with_name("probe.json")
 
-LIBRARY = "libbcc_bpf.so.0"
-INSTALL_HINT = "install the package libbpfcc: apt-get install libbpfcc"
-
-# Constants of linux/bpf.h and of BCC's libbpf.h.
+# linux/bpf.h
 BPF_ANY = 0
-VERDICT_IGNORED = 1
-VERDICT_COUNTS = 2
-KIND_CALL = 1
-KIND_EXEC = 2
 
-# The structs of probe.c.
-SETTINGS = struct.Struct("=QQQ")
-ACTIVITY = struct.Struct("=QQQII")
-WAKE = struct.Struct("=QIIII")
-TGID = struct.Struct("=I")
+# Which program runs at which function.
+PROGRAM_OF = {
+    **dict.fromkeys(elf.CALLS, "on_call"),
+    elf.GRAPH: "on_graph",
+    elf.SECTION: "on_section",
+}
 
 # struct bpf_insn, and the source register that marks an ld_imm64 as "this is a map's descriptor".
 INSTRUCTION_BYTES = 8
@@ -42,71 +50,6 @@ IMMEDIATE_OFFSET = 4
 
 # proc(5): the inode of the initial pid namespace is a constant of the kernel (PROC_PID_INIT_INO).
 INITIAL_PID_NAMESPACE_INODE = 0xEFFFFFFC
-
-CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-class Wake(NamedTuple):
-    """One record from the kernel: a process called (KIND_CALL) or became another program (KIND_EXEC)."""
-
-    at_ns: int  # CLOCK_MONOTONIC
-    tgid: int
-    tid: int
-    kind: int
-    verdict: int  # 0 where the kernel knows none yet
-
-
-class Activity(NamedTuple):
-    """What the kernel noted of one process."""
-
-    last_call_ns: int  # CLOCK_MONOTONIC
-    last_wake_ns: int
-    calls: int
-    last_tid: int
-
-
-def load_library() -> ctypes.CDLL:
-    """Load BCC's run-time half and declare what is used of it.
-
-    Raises ProbeError where it is missing.
-    """
-    try:
-        bcc = ctypes.CDLL(LIBRARY, use_errno=True)
-    except OSError as error:
-        raise ProbeError(f"cannot load {LIBRARY} ({error})", INSTALL_HINT) from None
-    pointer, number, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
-    prototypes: dict[str, list[Any]] = {
-        "bcc_create_map": [number, text, number, number, number, number],
-        # The last argument exists since 0.21; older versions ignore it.
-        "bcc_prog_load": [number, text, text, number, text, ctypes.c_uint, number, pointer, ctypes.c_uint, pointer],
-        "bpf_attach_raw_tracepoint": [number, text],
-        "bpf_update_elem": [number, pointer, pointer, ctypes.c_uint64],
-        "bpf_lookup_elem": [number, pointer, pointer],
-        "bpf_delete_elem": [number, pointer],
-        "bpf_consume_ringbuf": [pointer],
-        "bpf_free_ringbuf": [pointer],
-        "bpf_new_ringbuf": [number, CALLBACK, pointer],
-    }
-    try:
-        for name, argument_types in prototypes.items():
-            getattr(bcc, name).argtypes = argument_types
-        bcc.bpf_new_ringbuf.restype = pointer
-        bcc.bpf_free_ringbuf.restype = None
-    except AttributeError as error:
-        raise ProbeError(f"{LIBRARY} is too old ({error})", "BCC 0.18 or newer is needed") from None
-    return bcc
-
-
-def kernel_refusal(what: str, code: int) -> ProbeError:
-    """Explain an errno of bpf() or perf_event_open() in one line with its remedy."""
-    hints = {
-        errno.EPERM: "run as root; in a container it needs CAP_SYS_ADMIN and CAP_BPF, and seccomp must allow bpf() "
-        "and perf_event_open(); a kernel in lockdown may refuse as well",
-        errno.EACCES: "it needs CAP_SYS_ADMIN beside CAP_BPF and CAP_PERFMON",
-        errno.ENOSYS: "this kernel has no bpf(): it needs CONFIG_BPF_SYSCALL=y",
-        errno.EINVAL: "Linux 5.8 or newer is needed",
-    }
-    return ProbeError(f"the kernel refused to {what}: {os.strerror(code)}", hints.get(code, ""))
 
 
 def pid_namespace() -> tuple[int, int]:
@@ -124,7 +67,7 @@ class Probe:
     descriptors: when the process ends, however it ends, the probes are gone.
     """
 
-    def __init__(self, wake_interval_ns: int, bytecode: Path = BYTECODE) -> None:
+    def __init__(self, wake_interval_ns: int, bytecode: Path = BYTECODE, min_turns: int = Settings.min_turns) -> None:
         self._bcc = load_library()
         self._fds: dict[str, int] = {}
         self._ringbuf: int | None = None
@@ -135,7 +78,7 @@ class Probe:
             # Without uprobes nothing will ever be seen: better said now than at the first library.
             perf.uprobe_type()
             self._load(json.loads(bytecode.read_text(encoding="ascii")))
-            self.set_wake_interval(wake_interval_ns)
+            self.configure(wake_interval_ns, min_turns)
         except BaseException:
             self.close()
             raise
@@ -198,35 +141,64 @@ class Probe:
         records, self._records = self._records, []
         return [Wake._make(WAKE.unpack_from(record)) for record in records]
 
-    def set_wake_interval(self, wake_interval_ns: int) -> None:
-        """A process that counts wakes the daemon at most once in `wake_interval_ns`."""
-        self._update("settings", TGID.pack(0), SETTINGS.pack(wake_interval_ns, *pid_namespace()))
+    def configure(self, wake_interval_ns: int, min_turns: int = Settings.min_turns) -> None:
+        """A process that counts wakes the daemon at most once in `wake_interval_ns`.
+
+        `min_turns` is from how many turns on a graph is a turning one.
+        """
+        self._update("settings", ID.pack(0), SETTINGS.pack(wake_interval_ns, *pid_namespace(), min_turns))
 
     def set_verdict(self, tgid: int, counts: bool) -> None:
         """Tell the kernel what to do with calls of this process."""
-        self._update("verdicts", TGID.pack(tgid), TGID.pack(VERDICT_COUNTS if counts else VERDICT_IGNORED))
+        self._update("verdicts", ID.pack(tgid), ID.pack(VERDICT_COUNTS if counts else VERDICT_IGNORED))
 
     def activity(self, tgid: int) -> Activity | None:
         """What the kernel noted of a process; None where it knows nothing of it."""
-        value = ctypes.create_string_buffer(ACTIVITY.size)
-        if self._bcc.bpf_lookup_elem(self._fds["activity"], TGID.pack(tgid), value) < 0:
-            return None
-        return Activity(*ACTIVITY.unpack(value.raw)[:4])
+        value = self._look_up("activity", tgid, ACTIVITY.size)
+        return None if value is None else read_activity(value)
+
+    def turns(self, tgid: int) -> ProcessTurns | None:
+        """How CPU and GPU take turns in a process; None where no graph of it has been seen."""
+        value = self._look_up("behaviour", tgid, TURNS.size)
+        return None if value is None else read_process_turns(value)
+
+    def thread_turns(self, tid: int) -> ThreadTurns | None:
+        """How far a thread is with its graph; None where no graph of it has been seen."""
+        value = self._look_up("threads", tid, THREAD.size)
+        return None if value is None else read_thread_turns(value)
 
     def forget(self, tgid: int) -> None:
         """Drop what is known of a process; its next call makes it unknown again."""
-        for name in ("verdicts", "activity"):
-            # Fails only where there is nothing to drop.
-            self._bcc.bpf_delete_elem(self._fds[name], TGID.pack(tgid))
+        for name in ("verdicts", "activity", "threads"):
+            self._delete(name, tgid)
+        self.forget_turns(tgid)
+
+    def forget_verdict(self, tgid: int) -> None:
+        """Make a process unknown without losing what was counted: its next call wakes us."""
+        self._delete("verdicts", tgid)
+
+    def forget_turns(self, tgid: int) -> None:
+        """Drop how CPU and GPU take turns in a process: its next graphs tell anew."""
+        self._delete("behaviour", tgid)
+
+    def _look_up(self, name: str, key: int, value_bytes: int) -> bytes | None:
+        value = ctypes.create_string_buffer(value_bytes)
+        if self._bcc.bpf_lookup_elem(self._fds[name], ID.pack(key), value) < 0:
+            return None
+        return value.raw
+
+    def _delete(self, name: str, key: int) -> None:
+        # Fails only where there is nothing to drop.
+        self._bcc.bpf_delete_elem(self._fds[name], ID.pack(key))
 
     def _update(self, name: str, key: bytes, value: bytes) -> None:
         if self._bcc.bpf_update_elem(self._fds[name], key, value, BPF_ANY) < 0:
             raise kernel_refusal(f"write the BPF map {name}", ctypes.get_errno())
 
-    def attach(self, path: str, offset: int) -> Uprobe:
-        """Attach to the instruction at `offset` bytes in the file at `path`, in every process."""
+    def attach(self, path: str, offset: int, function: str = elf.CALLS[0]) -> Uprobe:
+        """Attach to one of elf.PROBED_FUNCTIONS, at `offset` bytes in the file at `path`, in every process."""
         try:
-            return Uprobe(perf.attach(self._fds["on_call"], path, offset))
+            return Uprobe(perf.attach(self._fds[PROGRAM_OF[function]], path, offset))
         except OSError as error:
             what = f"attach a uprobe at {offset:#x} in {path}"
             if error.errno == errno.EINVAL:

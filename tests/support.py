@@ -38,7 +38,7 @@ def stays(condition: Callable[[], object], seconds: float, what: str) -> None:
 
 @contextmanager
 def alone_with_real_flags() -> Iterator[None]:
-    """Tests whose processes carry --cpu-moe itself run one at a time: every daemon on the machine sees them."""
+    """Tests whose processes carry --cpu-moe itself, or take turns, run one at a time: every daemon here sees them."""
     with (Path(tempfile.gettempdir()) / "moe-gpu-stabilizer-tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -133,10 +133,10 @@ class RunningDaemon:
     def _ended(self) -> bool:
         return self.process is None or self.process.poll() is not None
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         """Run the program with these arguments beside the daemon, with the same run-time directory."""
         return subprocess.run(
-            [sys.executable, "-m", "moe_gpu_stabilizer", *arguments],
+            [*prefix, sys.executable, "-m", "moe_gpu_stabilizer", *arguments],
             capture_output=True, text=True, timeout=60, check=False, env=self._environment, cwd=self._package_root,
         )  # fmt: skip
 

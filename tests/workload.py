@@ -30,14 +30,25 @@ def build_library(path: Path, *arguments: str) -> Path:
     return compile_workload(path, "-shared", "-fPIC", "-DPART_LIBRARY", f"-Wl,-soname,{path.name}", *arguments)
 
 
-def build_program(path: Path, library: Path) -> Path:
-    """Build the program that uses `library` and finds it where it lies now."""
-    return compile_workload(path, "-DPART_PROGRAM", str(library), f"-Wl,-rpath,{library.parent}", "-pthread")
+def build_ggml(directory: Path, suffix: str = ".so") -> tuple[Path, Path]:
+    """Build libggml-cpu and libggml-base with this end of their names."""
+    cpu = build_part(directory / f"libggml-cpu{suffix}", "-DPART_GGML_CPU")
+    return cpu, build_part(directory / f"libggml-base{suffix}", "-DPART_GGML_BASE")
 
 
-def build_static(path: Path) -> Path:
+def build_part(path: Path, *arguments: str) -> Path:
+    return compile_workload(path, "-shared", "-fPIC", f"-Wl,-soname,{path.name}", *arguments)
+
+
+def build_program(path: Path, *libraries: Path) -> Path:
+    """Build the program that uses these libraries and finds them where they lie now."""
+    names = [word for library in libraries for word in (str(library), f"-Wl,-rpath,{library.parent}")]
+    return compile_workload(path, "-DPART_PROGRAM", "-Wl,--no-as-needed", *names, "-pthread")
+
+
+def build_static(path: Path, *arguments: str) -> Path:
     """Build a program that carries the functions itself."""
-    return compile_workload(path, "-static", "-DPART_PROGRAM", "-DPART_LIBRARY", "-pthread")
+    return compile_workload(path, "-static", "-DPART_PROGRAM", "-DPART_LIBRARY", *arguments, "-pthread")
 
 
 def copy_with_libraries(program: Path, root: Path) -> None:

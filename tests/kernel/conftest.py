@@ -64,12 +64,15 @@ def node(tmp_path: Path) -> PlainNode:
 def start_daemon(
     tmp_path: Path, package_root: Path, node: PlainNode, flag: str
 ) -> Iterator[Callable[..., RunningDaemon]]:
-    """Start the real daemon; keyword arguments are settings. It rebinds rarely unless told otherwise."""
+    """Start the real daemon; keyword arguments are settings. It rebinds rarely unless told otherwise.
+
+    Only this test's flag counts: turns of programs that other tests run beside it must not.
+    """
     daemons: list[RunningDaemon] = []
     with ExitStack() as stack:
 
         def start(prefix: tuple[str, ...] = (), **settings: object) -> RunningDaemon:
-            wanted = {"moe_flags": flag, "rebind_seconds": 3600, **settings}
+            wanted = {"moe_flags": flag, "detect": "flags", "rebind_seconds": 3600, **settings}
             daemons.append(RunningDaemon(tmp_path, node.directory, package_root, prefix, **wanted))
             return stack.enter_context(daemons[-1])
 

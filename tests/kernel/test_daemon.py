@@ -288,7 +288,7 @@ def test_an_edited_configuration_is_applied_at_once_and_a_bad_one_is_not(
     start_daemon: Start, run: Run, llama: Llama, node: PlainNode
 ) -> None:
     daemon = start_daemon(libraries=llama.library, hold_seconds=60)
-    common = {"devfreq": node.directory, "libraries": llama.library, "moe_flags": daemon.flag}
+    common = {"devfreq": node.directory, "libraries": llama.library, "moe_flags": daemon.flag, "detect": "flags"}
     with run() as workload:
         raise_the_floor(workload, node)
         daemon.configure(**common, hold_seconds=60, floor_mhz=612)
@@ -297,7 +297,7 @@ def test_an_edited_configuration_is_applied_at_once_and_a_bad_one_is_not(
         daemon.configure(**common, hold_seconds="soon")
         daemon.send(signal.SIGHUP)
         daemon.wait_for_log(
-            r"^the old settings stay: .*:4: STABILIZER_HOLD_SECONDS='soon' cannot be used; allowed: a number"
+            r"^the old settings stay: .*:5: STABILIZER_HOLD_SECONDS='soon' cannot be used; allowed: a number"
         )
         assert node.min_hz == 612_000_000
         daemon.configure(**common, hold_seconds=0.5, floor_mhz=612)
@@ -361,7 +361,13 @@ def test_another_node_is_not_raised_while_the_first_is_still_to_be_given_back(
     with run() as workload:
         raise_the_floor(workload, node)
         node.write("min_freq", "nonsense")
-        daemon.configure(devfreq=other.directory, libraries=llama.library, moe_flags=daemon.flag, rebind_seconds=0.3)
+        daemon.configure(
+            devfreq=other.directory,
+            libraries=llama.library,
+            moe_flags=daemon.flag,
+            detect="flags",
+            rebind_seconds=0.3,
+        )
         daemon.send(signal.SIGHUP)
         daemon.wait_for_log(r"^cannot give the floor back: .* reads 'nonsense', not a frequency")
         node.write("min_freq", HIGHEST_HZ)
@@ -396,7 +402,9 @@ def test_a_log_that_nobody_reads_does_not_stop_the_daemon(
         while True:
             os.write(writer, b"x" * 4096)
     os.set_blocking(writer, True)
-    daemon = RunningDaemon(tmp_path, node.directory, package_root, libraries=llama.library, moe_flags=flag)
+    daemon = RunningDaemon(
+        tmp_path, node.directory, package_root, libraries=llama.library, moe_flags=flag, detect="flags"
+    )
     with subprocess.Popen(
         [sys.executable, "-m", "moe_gpu_stabilizer", "--config", str(daemon.config)],
         stderr=writer, cwd=package_root, env={**os.environ, "RUNTIME_DIRECTORY": str(daemon.runtime)},
@@ -416,7 +424,9 @@ def test_a_log_that_nobody_reads_does_not_stop_the_daemon(
 def test_closed_or_full_standard_streams_do_no_harm(
     tmp_path: Path, package_root: Path, llama: Llama, node: PlainNode, flag: str, run: Run, redirection: str
 ) -> None:
-    daemon = RunningDaemon(tmp_path, node.directory, package_root, libraries=llama.library, moe_flags=flag)
+    daemon = RunningDaemon(
+        tmp_path, node.directory, package_root, libraries=llama.library, moe_flags=flag, detect="flags"
+    )
     script = f'exec "$0" -m moe_gpu_stabilizer --config "$1" {redirection}'
     with subprocess.Popen(
         ["sh", "-c", script, sys.executable, str(daemon.config)],

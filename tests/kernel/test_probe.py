@@ -16,7 +16,8 @@ import pytest
 
 from moe_gpu_stabilizer.elf import function_offsets
 from moe_gpu_stabilizer.errors import ProbeError
-from moe_gpu_stabilizer.uprobes import KIND_CALL, KIND_EXEC, VERDICT_COUNTS, Probe, Uprobe, Wake
+from moe_gpu_stabilizer.records import KIND_CALL, KIND_EXEC, VERDICT_COUNTS, Wake
+from moe_gpu_stabilizer.uprobes import Probe, Uprobe
 from tests.kernel.conftest import Llama
 from tests.support import wait_until
 from tests.workload import Workload, build_library, build_program, code_in_memory
@@ -121,13 +122,13 @@ def test_a_process_that_counts_wakes_the_daemon_once_per_interval(
         assert [wake.verdict for wake in wakes_of(attached, workload)] == [VERDICT_COUNTS]
         workload.do(f"call {SMALL_PRIME}")
         assert wakes_of(attached, workload) == [], "the interval is an hour"
-        attached.set_wake_interval(1)
+        attached.configure(1)
         workload.do("call 3")
         assert len(wakes_of(attached, workload)) == 3, "the interval is a nanosecond"
 
 
 def test_a_full_ring_buffer_loses_nothing_that_matters(attached: Probe, run: Callable[..., Workload]) -> None:
-    attached.set_wake_interval(1)
+    attached.configure(1)
     with run() as workload:
         attached.set_verdict(workload.pid, counts=True)
         workload.do(f"call {SOME_PRIME}")

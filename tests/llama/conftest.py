@@ -16,8 +16,9 @@ from .tiny_model import write_model
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(autouse=True)
 def one_at_a_time() -> Iterator[None]:
+    """For each test anew, so that two copies of these tests go on by turns."""
     with alone_with_real_flags():
         yield
 
@@ -39,6 +40,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny-moe.gguf"
     write_model(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def deep_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models of 26 layers, by the names that launch lines call them. The large one has 80 MB of experts."""
+    directory = tmp_path_factory.mktemp("models")
+    paths = {name: directory / name for name in ("moe.gguf", "dense.gguf", "large-moe.gguf")}
+    write_model(paths["moe.gguf"], layers=26)
+    write_model(paths["dense.gguf"], layers=26, dense=True)
+    write_model(paths["large-moe.gguf"], layers=26, expert_width=512)
+    return paths
+
+
+@pytest.fixture(scope="session")
+def little_memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("memory") / "little_memory.so"
+    source = HERE / "little_memory.c"
+    subprocess.run(["cc", "-O1", "-Wall", "-Wextra", "-fPIC", "-shared", "-o", library, source, "-ldl"], check=True)
+    return library
 
 
 @pytest.fixture(scope="session")

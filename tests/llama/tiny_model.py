@@ -1,4 +1,4 @@
-"""Writes a tiny Mixture-of-Experts model: real programs load and run it, and what it says means nothing."""
+"""Writes tiny models, mixtures of experts or dense: real programs run them, and what they say means nothing."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def vocabulary() -> list[Token]:
     return special + every_byte + words
 
 
-def tensor_shapes(vocabulary_size: int) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a qwen3moe model, rows first as in numpy: a GGUF file has them the other way round."""
+def tensor_shapes(vocabulary_size: int, layers: int, dense: bool, expert_width: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a qwen3moe or qwen3 model, rows first as in numpy: a GGUF file has them the other way round."""
     queries, keys = HEADS * HEAD_WIDTH, KEY_VALUE_HEADS * HEAD_WIDTH
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd": (vocabulary_size, EMBEDDING_WIDTH),
@@ -61,24 +61,28 @@ def tensor_shapes(vocabulary_size: int) -> dict[str, tuple[int, ...]]:
         "attn_v": (keys, EMBEDDING_WIDTH),
         "attn_output": (EMBEDDING_WIDTH, queries),
         "ffn_norm": (EMBEDDING_WIDTH,),
-        "ffn_gate_inp": (EXPERTS, EMBEDDING_WIDTH),
-        "ffn_gate_exps": (EXPERTS, EXPERT_WIDTH, EMBEDDING_WIDTH),
-        "ffn_up_exps": (EXPERTS, EXPERT_WIDTH, EMBEDDING_WIDTH),
-        "ffn_down_exps": (EXPERTS, EMBEDDING_WIDTH, EXPERT_WIDTH),
     }
-    for number in range(LAYERS):
+    network = {"gate": (expert_width, EMBEDDING_WIDTH), "up": (expert_width, EMBEDDING_WIDTH)}
+    network["down"] = (EMBEDDING_WIDTH, expert_width)
+    if dense:
+        layer.update({f"ffn_{name}": shape for name, shape in network.items()})
+    else:
+        layer["ffn_gate_inp"] = (EXPERTS, EMBEDDING_WIDTH)
+        layer.update({f"ffn_{name}_exps": (EXPERTS, *shape) for name, shape in network.items()})
+    for number in range(layers):
         shapes.update({f"blk.{number}.{name}": shape for name, shape in layer.items()})
     return shapes
 
 
-def write_model(path: Path) -> None:
-    """Write the model, 2 MB, as a GGUF file."""
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.QWEN3MOE])
+def write_model(path: Path, layers: int = LAYERS, dense: bool = False, expert_width: int = EXPERT_WIDTH) -> None:
+    """Write a model, half a megabyte a layer, as a GGUF file; a dense one has no experts."""
+    architecture = gguf.MODEL_ARCH.QWEN3 if dense else gguf.MODEL_ARCH.QWEN3MOE
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     tokens = vocabulary()
-    _add_architecture(writer)
+    _add_architecture(writer, layers, dense, expert_width)
     _add_tokenizer(writer, tokens)
     random = np.random.default_rng(SEED)
-    for name, shape in tensor_shapes(len(tokens)).items():
+    for name, shape in tensor_shapes(len(tokens), layers, dense, expert_width).items():
         if name.endswith("_norm"):
             weights = np.ones(shape, dtype=np.float32)
         else:
@@ -90,21 +94,23 @@ def write_model(path: Path) -> None:
     writer.close()
 
 
-def _add_architecture(writer: gguf.GGUFWriter) -> None:
-    writer.add_name("tiny random mixture of experts")
+def _add_architecture(writer: gguf.GGUFWriter, layers: int, dense: bool, expert_width: int) -> None:
+    writer.add_name("tiny random model")
     writer.add_context_length(CONTEXT_TOKENS)
     writer.add_embedding_length(EMBEDDING_WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(EXPERT_WIDTH)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(expert_width)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KEY_VALUE_HEADS)
     writer.add_key_length(HEAD_WIDTH)
     writer.add_value_length(HEAD_WIDTH)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
+    if dense:
+        return
     writer.add_expert_count(EXPERTS)
     writer.add_expert_used_count(EXPERTS_USED)
-    writer.add_expert_feed_forward_length(EXPERT_WIDTH)
+    writer.add_expert_feed_forward_length(expert_width)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokens: list[Token]) -> None:

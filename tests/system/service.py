@@ -88,5 +88,15 @@ def build(container: Container, place: str) -> Path:
     if not container.path(program).exists():
         container.run("mkdir", "-p", place)
         container.run("cc", "-shared", "-fPIC", "-DPART_LIBRARY", "-Wl,-soname,libllama.so", "-o", library, source)
-        container.run("cc", "-DPART_PROGRAM", "-o", program, source, library, f"-Wl,-rpath,{place}", "-pthread")
+        container.run(
+            "cc",
+            "-DPART_PROGRAM",
+            "-o",
+            program,
+            source,
+            "-Wl,--no-as-needed",
+            library,
+            f"-Wl,-rpath,{place}",
+            "-pthread",
+        )
     return Path(program)

@@ -167,7 +167,9 @@ def program(container: Container) -> Iterator[str]:
     container.run("mkdir", place)
     library, built = f"{place}/libllama.so", f"{place}/llama-server"
     container.run("cc", "-shared", "-fPIC", "-DPART_LIBRARY", "-Wl,-soname,libllama.so", "-o", library, source)
-    container.run("cc", "-DPART_PROGRAM", "-o", built, source, library, f"-Wl,-rpath,{place}", "-pthread")
+    container.run(
+        "cc", "-DPART_PROGRAM", "-o", built, source, "-Wl,--no-as-needed", library, f"-Wl,-rpath,{place}", "-pthread"
+    )
     yield built
     container.run("rm", "-r", place)
 

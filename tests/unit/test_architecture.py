@@ -19,7 +19,7 @@ PACKAGE = Path(moe_gpu_stabilizer.__file__).parent
 MODULES = sorted(PACKAGE.glob("*.py"))
 
 # Everything comes in as arguments and goes out as values. What they may import can neither read nor write nor wait.
-PURE = ("policy", "matching", "environment_file", "errors", "settings")
+PURE = ("policy", "matching", "turns", "environment_file", "errors", "settings")
 HARMLESS = {
     "__future__", "annotated_types", "collections", "collections.abc", "dataclasses", "enum", "functools", "itertools",
     "re", "typing",
@@ -92,7 +92,7 @@ def test_a_module_says_what_it_is_for(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))
 
 
-@pytest.mark.parametrize("path", [*MODULES, *sorted(PACKAGE.glob("*.c"))], ids=name_of)
+@pytest.mark.parametrize("path", [*MODULES, *sorted(PACKAGE.glob("*.[ch]"))], ids=name_of)
 def test_no_code_names_a_return_probe(path: Path) -> None:
     code = without_comments(path).lower()
     assert code.strip() or path.name == "__init__.py"
@@ -113,7 +113,9 @@ def test_the_check_for_return_probes_sees_code_and_only_code(tmp_path: Path) -> 
 
 def test_the_committed_bytecode_was_compiled_from_the_committed_source() -> None:
     compiled = json.loads((PACKAGE / "probe.json").read_text())
-    assert compiled["source_sha256"] == hashlib.sha256((PACKAGE / "probe.c").read_bytes()).hexdigest()
+    assert set(compiled["sources_sha256"]) == {"probe.c", *(path.name for path in PACKAGE.glob("*.h"))}
+    for name, digest in compiled["sources_sha256"].items():
+        assert digest == hashlib.sha256((PACKAGE / name).read_bytes()).hexdigest(), name
 
 
 def test_the_daemon_starts_without_what_is_large() -> None:

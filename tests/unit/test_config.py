@@ -43,6 +43,8 @@ def test_the_defaults_are_what_is_promised() -> None:
     assert settings.floor_hz is None, "the highest available"
     assert settings.hold_ns == 1_000_000_000
     assert settings.rebind_ns == 5_000_000_000
+    assert settings.detect == "both"
+    assert settings.min_turns == 3
     assert settings.moe_flags == ("--cpu-moe", "-cmoe", "--n-cpu-moe", "-ncmoe")
 
 
@@ -78,6 +80,10 @@ def test_an_empty_value_means_the_default(key: str, empty: str) -> None:
         ("USERS=root 1000", "user_ids", (0, 1000)),
         ("USERS=root,1000 , 1001", "user_ids", (0, 1000, 1001)),
         ("DEVFREQ=/sys/class/devfreq/17000000.gpu", "devfreq", "/sys/class/devfreq/17000000.gpu"),
+        ("DETECT=flags", "detect", "flags"),
+        ("DETECT=Behaviour", "detect", "behaviour"),
+        ("MIN_TURNS=1", "min_turns", 1),
+        ("MIN_TURNS=40", "min_turns", 40),
         ("LOG_LEVEL=debug", "log_level", "debug"),
         ("LOG_LEVEL=Warning", "log_level", "warning"),
         ("LOG_LEVEL=ERROR", "log_level", "error"),
@@ -122,6 +128,13 @@ def test_good_values(assignment: str, field: str, value: Any) -> None:
         ("USERS", "1.5"),
         ("DEVFREQ", "17000000.gpu"),
         ("DEVFREQ", "auto"),
+        ("DETECT", "none"),
+        ("DETECT", "flags behaviour"),
+        ("MIN_TURNS", "0"),
+        ("MIN_TURNS", "-1"),
+        ("MIN_TURNS", "2.5"),
+        ("MIN_TURNS", "100001"),
+        ("MIN_TURNS", "few"),
         ("LOG_LEVEL", "loud"),
         ("LOG_LEVEL", "10"),
     ],

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from moe_gpu_stabilizer.elf import PROBED_FUNCTIONS, READ_SECONDS, Offsets, Reading, function_offsets
+from moe_gpu_stabilizer.elf import CALLS, READ_SECONDS, Offsets, Reading, function_offsets
 from moe_gpu_stabilizer.files import Place, Version
 from moe_gpu_stabilizer.isolated import ChildError, call_in_child
 from tests.support import wait_until
@@ -68,7 +68,7 @@ def offsets_by_binutils(path: Path, table: str) -> Offsets:
     for address_text, name in re.findall(r"^(\w+) T (\w+)$", run("nm", table, path), re.MULTILINE):
         address = int(address_text, 16)
         for offset, start, size in segments:
-            if name in PROBED_FUNCTIONS and start <= address < start + size:
+            if name in CALLS and start <= address < start + size:
                 found[name] = address - start + offset
     return found
 
@@ -98,7 +98,7 @@ def library(built: Path) -> Path:
 
 def test_a_library(library: Path) -> None:
     offsets = offsets_of(library)
-    assert set(offsets) == set(PROBED_FUNCTIONS)
+    assert set(offsets) == set(CALLS)
     assert offsets == offsets_by_binutils(library, "-D")
 
 
@@ -122,7 +122,7 @@ def test_a_library_whose_code_lies_elsewhere_than_in_memory(built: Path) -> None
 def test_a_static_program(built: Path) -> None:
     program = build_static(built / "static-program")
     offsets = offsets_of(program)
-    assert set(offsets) == set(PROBED_FUNCTIONS)
+    assert set(offsets) == set(CALLS)
     assert offsets == offsets_by_binutils(program, "-a")
     # Here the difference shows: the addresses of a program that is not relocatable begin far above 0.
     assert all(offset < program.stat().st_size for offset in offsets.values())
@@ -240,7 +240,7 @@ def read_without_harm(path: Path | str) -> Offsets:
         except ChildError as error:
             failure = str(error)
     assert "too long" not in failure
-    assert set(offsets) <= set(PROBED_FUNCTIONS)
+    assert set(offsets) <= set(CALLS)
     assert all(isinstance(offset, int) for offset in offsets.values())
     return offsets
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_gpu_stabilizer.elf import PROBED_FUNCTIONS, Reading
+from moe_gpu_stabilizer.elf import CALLS, Reading
 from moe_gpu_stabilizer.files import FileId, Place, Version
 from moe_gpu_stabilizer.libraries import (
     FIRST_REVISIT_NS,
@@ -60,7 +60,7 @@ def test_a_configured_path_is_found(compiled: Path, tmp_path: Path, no_proc: Pat
     assert list(found) == [file_of(library)]
     (one,) = found.values()
     assert (one.place.path, one.place.openable) == (str(library), str(library))
-    assert set(one.offsets) == set(PROBED_FUNCTIONS)
+    assert set(one.offsets) == set(CALLS)
     assert one.version == Version.of(library.stat())
 
 
@@ -258,7 +258,21 @@ def test_a_mapped_library_is_found(compiled: Path, tmp_path: Path, proc: Proc, p
 
 
 @pytest.mark.parametrize(
-    "name", ["libllama.so", "libllama.so.0", "libllama.so.0.5.0", "libllama.v0.5.0.so", "libllama-my build.so"]
+    "name",
+    [
+        "libllama.so",
+        "libllama.so.0",
+        "libllama.so.0.5.0",
+        "libllama.v0.5.0.so",
+        "libllama-my build.so",
+        "libggml.so",
+        "libggml.so.0",
+        "libggml.v0.9.so",
+        "libggml-base.so",
+        "libggml-base.so.0.25.3",
+        "libggml-cpu.so.0",
+        "libggml-cpu-haswell.so",
+    ],
 )
 def test_names_of_the_library(compiled: Path, tmp_path: Path, proc: Proc, program: Path, name: str) -> None:
     proc.start(8, program)
@@ -266,7 +280,20 @@ def test_names_of_the_library(compiled: Path, tmp_path: Path, proc: Proc, progra
     assert len(Finder((), (), proc.directory).scan(0)) == 1
 
 
-@pytest.mark.parametrize("name", ["libggml.so", "xlibllama.so", "libllama.a", "libllama.so/libother.so", "libllama"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "libggml-cuda.so",
+        "libggml-rpc.so.0",
+        "libggmlx.so",
+        "xlibggml.so",
+        "libggml-base.a",
+        "xlibllama.so",
+        "libllama.a",
+        "libllama.so/libother.so",
+        "libllama",
+    ],
+)
 def test_other_mapped_files_are_passed_over(
     compiled: Path, tmp_path: Path, proc: Proc, program: Path, name: str
 ) -> None:

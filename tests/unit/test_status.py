@@ -17,6 +17,7 @@ SERVER = {
     "name": "llama-server",
     "counts": True,
     "reason": "--cpu-moe",
+    "turns": {"graphs": 100, "turning": True, "per_graph": 40},
     "holds_the_floor": True,
 }
 
