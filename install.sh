@@ -2,6 +2,8 @@
 # Sets moe-gpu-stabilizer up.  ./install.sh --help says how.
 set -euo pipefail
 
+unset CDPATH # it would make cd say where it goes
+
 usage() {
     cat <<'END'
 usage: ./install.sh [--no-start] [--dry-run]             install the service, or upgrade it

@@ -35,7 +35,7 @@ install_service() {
         say_plan
         return
     fi
-    one_at_a_time
+    take_lock
     earlier=$(readlink "$home/venv" || true)
     [ -d "$earlier" ] || earlier=''
     trap undo_what_failed EXIT
@@ -53,6 +53,9 @@ install_service() {
 
 # What is there and was not put there by us is somebody's own.
 require_room() {
+    if [ "$here" = "$home" ] || [ -L "$home" ] || { [ ! -e "$mark" ] && [ -n "$(ls -A "$home" 2>/dev/null)" ]; }; then
+        die "$home is there, and not made by this program; nothing was changed" "move it away: the program goes there"
+    fi
     ! exists "$command_link" || [ "$(readlink "$command_link")" = "$program" ] ||
         die "$command_link is there, and is not ours" "move it away, if it is of no use any more"
     [ ! -f "/etc/systemd/system/$name.service" ] ||
@@ -69,12 +72,6 @@ say_if_untested() {
 require_python() {
     "$python" -c "import sys; sys.exit(sys.version_info < (${oldest_python/./, }))" ||
         die "$("$python" --version) is too old" "Python $oldest_python or newer is needed: Debian 12, Ubuntu 22.04"
-}
-
-# Two at once would each take the other's release for an old one.
-one_at_a_time() {
-    exec 9>/run/lock/$name-install.lock
-    flock --nonblock 9 || die "another install.sh is at work" "wait for it"
 }
 
 say_plan() {
@@ -101,6 +98,7 @@ prepare_release() {
     local source
     say "installing $(new_version) in $home"
     mkdir -p "$home"
+    touch "$mark"
     release=$(mktemp -d "$home/venv-XXXXXX")
     chmod 755 "$release"
     "$python" -m venv --system-site-packages "$release" || die "cannot make a venv in $home; nothing was changed" "is the disk full?"
@@ -108,7 +106,7 @@ prepare_release() {
     source=$release/source
     mkdir "$source"
     cp -R "$here/moe_gpu_stabilizer" "$here/pyproject.toml" "$here/README.md" "$source"
-    "$release/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir "$source" </dev/null ||
+    "$release/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --ignore-installed "$source" </dev/null ||
         die "pip could not install what pyproject.toml names; nothing was changed" "is the network there? is the disk full?"
     rm -rf "$source"
     mkdir "$release/files"
@@ -133,7 +131,7 @@ fate_of_settings() {
         say new
     elif cmp -s "$settings" "$here/etc/default/$name"; then
         say keep
-    elif cmp -s "$settings" "$earlier_default"; then
+    elif [ ! -L "$settings" ] && cmp -s "$settings" "$earlier_default"; then
         say replace
     elif cmp -s "$earlier_default" "$here/etc/default/$name"; then
         say keep # edited, and there is nothing new to see
@@ -153,11 +151,13 @@ switch_to_release() {
         say "$settings was edited and stays as it is; the new default is $settings.new"
         ;;
     esac
-    if [ -n "$earlier" ] && ! systemctl --quiet is-enabled $name.service; then
+    if [ -s "$mark" ] && ! systemctl --quiet is-enabled $name.service; then
         say "the service was disabled, and stays so"
         start=''
     else
-        systemctl --quiet enable $name.service || die "the service cannot be enabled"
+        systemctl --quiet enable $name.service ||
+            die "the service cannot be enabled" "if it was masked: systemctl unmask $name"
+        say "enabled" >"$mark" # who disables it from here on wants it so
     fi
 }
 
@@ -187,11 +187,12 @@ put() {
 make_directory() {
     [ ! -d "$1" ] || return 0
     make_directory "$(dirname "$1")"
+    say "$1" >>"$made_directories" # first, so that it is removed even after a kill
     mkdir "$1"
-    say "$1" >>"$made_directories"
 }
 
 start_service() {
+    systemctl reset-failed $name.service 2>/dev/null || true # many restarts in a row are not this one's fault
     systemctl restart $name.service || {
         journalctl --unit $name --lines 5 --output cat --no-pager >&2 || true
         die "the service did not start, for the reason above"
@@ -207,14 +208,17 @@ undo_what_failed() {
         say "putting the earlier version back" >&2
         use_release "$earlier"
         [ "$fate" != replace ] || put "$earlier/files/$name" "$settings"
+        [ -z "$start" ] || systemctl reset-failed $name.service 2>/dev/null
         [ -z "$start" ] || ! systemctl restart $name.service || say "it runs again" >&2
-    elif [ -z "$earlier" ]; then
-        [ -z "$switched" ] || say "taking it off again" >&2
-        (uninstall) >/dev/null
+    elif [ -n "$switched" ]; then
+        say "taking it off again" >&2
+        (undone=yes && uninstall) >/dev/null
     fi
     [ -z "$switched" ] || [ "$fate" != new ] || rm -f "$settings"
     [ -z "$switched" ] || [ "$fate" != beside ] || rm -f "$settings.new"
     [ -z "$release" ] || rm -rf "$release"
+    # Of a first try that changed nothing.
+    [ -n "$switched" ] || [ -n "$earlier" ] || [ "$(ls -A "$home" 2>/dev/null)" != "${mark##*/}" ] || rm -r "$home"
     exit $status
 }
 

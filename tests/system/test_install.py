@@ -14,6 +14,7 @@ from tests.support import LOWEST_HZ, REPOSITORY, wait_until
 from tests.system.container import Container
 from tests.system.service import HOME, INSTALL, NAME, SETTINGS, UNINSTALL, Service
 
+LOCK = f"/run/{NAME}-install.lock"
 NO_NETWORK = "http://127.0.0.1:9/"  # the discard port: nobody listens
 
 
@@ -288,11 +289,43 @@ def test_an_interrupted_upgrade_leaves_the_old_version_at_work(service: Service,
         assert container.snapshot() == before
     assert version_in_use(container) == version
     assert service.show("ActiveState") == "active"
-    lock = ("flock", "--nonblock", f"/run/lock/{NAME}-install.lock", "true")
+    lock = ("flock", "--nonblock", LOCK, "true")
     container.wait_for(lambda: container.run(*lock, check=False).returncode == 0, "the children of a killed one to end")
     container.run(INSTALL)
     assert len(releases(container)) == 1
     assert service.show("ActiveState") == "active"
+
+
+def test_a_first_try_that_was_killed_is_made_good_by_the_next(fresh_container: Container) -> None:
+    """Killed when all was in place, but for the service being enabled."""
+    tampered, kill = "/opt/killed", "s/^ *systemctl --quiet enable.*/kill -9 $$; false ||/"
+    fresh_container.run("cp", "-r", "/mnt/src", tampered)
+    fresh_container.run("sed", "-i", kill, f"{tampered}/tools/service.sh")
+    assert fresh_container.run(f"{tampered}/install.sh", check=False).returncode < 0
+    fresh_container.run(INSTALL)
+    assert fresh_container.run("systemctl", "is-enabled", NAME).stdout == "enabled\n"
+    assert fresh_container.show(NAME, "ActiveState") == "active"
+
+
+def test_what_root_has_in_its_environment_and_home_changes_nothing(fresh_container: Container) -> None:
+    """Least of all packages that a later change there would take from under the service."""
+    container = fresh_container
+    container.run("/usr/bin/python3", "-m", "venv", "/opt/elsewhere")
+    site = container.run(
+        "/opt/elsewhere/bin/python", "-c", "import site; print(site.getsitepackages()[0])"
+    ).stdout.strip()
+    container.run("/opt/elsewhere/bin/pip", "install", "--quiet", "pydantic")
+    own = container.run("/usr/bin/python3", "-m", "site", "--user-site", check=False).stdout.strip()
+    container.run("sh", "-ec", f"mkdir -p {own}; cp -r {site}/. {own}")
+    mine = (f"PYTHONPATH={site}", "PYTHONHOME=/nonexistent", "PIP_USER=1", "PIP_PREFIX=/opt/prefix", "CDPATH=/mnt")
+    container.run("env", *mine, "sh", "-c", "umask 077; cd /mnt; bash src/install.sh")
+    assert not container.path("/opt/prefix").exists()
+    container.run("rm", "-rf", own, "/opt/elsewhere")
+    container.run("systemctl", "restart", NAME)
+    assert container.show(NAME, "ActiveState") == "active"
+    container.run(NAME, "--status", as_user="nobody")
+    shared = "find /usr/local /opt -type d ! -perm -055"
+    assert container.run("sh", "-c", shared).stdout == "", "all may look into what was made"
 
 
 # Where it cannot be installed.
@@ -306,6 +339,11 @@ def test_an_interrupted_upgrade_leaves_the_old_version_at_work(service: Service,
         ("without apt-get", "install.sh: this needs apt-get: Debian 12 or 13, Ubuntu 22.04 or 24.04", 1),
         ("an old Python", "install.sh: Python 3.9.2 is too old\n  -> Python 3.10 or newer is needed", 1),
         ("a wrong option", "install.sh: what is '--instal'?\n", 2),
+        (
+            "something of the owner's",
+            f"install.sh: {HOME} is there, and not made by this program; nothing was changed",
+            1,
+        ),
         ("another program", f"install.sh: /usr/local/bin/{NAME} is there, and is not ours\n", 1),
     ],
 )
@@ -323,6 +361,7 @@ def test_what_keeps_it_from_being_installed_is_one_clear_line(
             "printf '#!/bin/sh\\n[ \"$1\" = --version ] && echo Python 3.9.2 || exit 1' >/tmp/old; chmod +x /tmp/old;"
             "mount --bind /tmp/old $(readlink -f /usr/bin/python3)"
         ),
+        "something of the owner's": f"mount -t tmpfs none /opt; mkdir {HOME}; echo mine >{HOME}/notes",
         "another program": f"mount -t tmpfs none /usr/local/bin; echo mine >/usr/local/bin/{NAME}",
     }.get(where, "true")
     options = ["--instal"] if where == "a wrong option" else []
@@ -337,9 +376,9 @@ def test_what_keeps_it_from_being_installed_is_one_clear_line(
 
 
 def test_two_at_once_do_not_meet(fresh_container: Container) -> None:
-    lock = f"/run/lock/{NAME}-install.lock"
-    failed = fresh_container.run("flock", lock, INSTALL, check=False)
-    assert (failed.returncode, failed.stderr) == (1, "install.sh: another install.sh is at work\n  -> wait for it\n")
+    failed = fresh_container.run("flock", LOCK, INSTALL, check=False)
+    message = "install.sh: another install or uninstall is at work\n  -> wait for it\n"
+    assert (failed.returncode, failed.stderr) == (1, message)
 
 
 def test_an_uninstall_leaves_a_daemon_that_was_started_by_hand_alone(service: Service) -> None:
