@@ -6,12 +6,16 @@ import contextlib
 import fcntl
 import os
 import threading
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
 from .errors import ProbeError
 from .files import FileId, Version
 from .libraries import Library
+
+# For how long an update waits for the kernel to let go of what is to be probed anew. What is not done then fails.
+LEAVING_SECONDS = 0.5
 
 
 class Closable(Protocol):
@@ -80,6 +84,7 @@ class Bindings:
         unseen in between.
         """
         change = Change([], [], [])
+        patient_until_seconds = time.monotonic() + LEAVING_SECONDS
         self._leaving = {
             file: threads for file, threads in self._leaving.items() if any(thread.is_alive() for thread in threads)
         }
@@ -89,7 +94,7 @@ class Bindings:
         for file, library in found.items():
             if file not in self._bound:
                 try:
-                    self._bound[file] = self._attach(library)
+                    self._bound[file] = self._attach(library, patient_until_seconds)
                     change.attached.append(library)
                 except (OSError, ProbeError) as error:
                     change.failed.append((library, str(error)))
@@ -99,16 +104,16 @@ class Bindings:
         return change
 
     def written(self, file: FileId) -> Library | None:
-        """Somebody writes, or wants to write, to a probed file: let go of it, and return when that is done.
+        """Somebody writes, or wants to write, to a probed file: let go of it.
 
-        A program that starts next would get our breakpoint in the middle of an instruction of the new code. The file
+        A program that starts next would get our breakpoint in the middle of an instruction of the new code. Where there
+        is a lease, the writer waits for the thread that lets go; we do not, for there may be many such files. The file
         stays watched: the end of the write is to be heard, too. Returns what it was, None where it is not probed.
         """
         binding = self._bound.pop(file, None)
         if binding is None:
             return None
         self._retire(binding)
-        self._wait_until_gone(file)
         return binding.library
 
     def wanted_for_writing(self) -> list[FileId]:
@@ -134,8 +139,9 @@ class Bindings:
         for file in list(self._leaving):
             self._wait_until_gone(file)
 
-    def _attach(self, library: Library) -> Binding:
-        self._wait_until_gone(library.version.file)
+    def _attach(self, library: Library, patient_until_seconds: float) -> Binding:
+        if not self._is_gone(library.version.file, patient_until_seconds):
+            raise ProbeError("the kernel has not let go of its old content yet")
         descriptor = library.place.open(library.version)
         if descriptor is None:
             raise ProbeError("it has gone or changed since it was looked at")
@@ -180,8 +186,16 @@ class Bindings:
             return
         self._leaving.setdefault(binding.library.version.file, []).append(thread)
 
+    def _is_gone(self, file: FileId, patient_until_seconds: float) -> bool:
+        """A probe that is still leaving would lend its copy of the old instruction to a new one at the same place.
+
+        A writer that had to wait comes back when the thread is all but done; it is worth a moment.
+        """
+        for thread in self._leaving.get(file, []):
+            thread.join(max(0, patient_until_seconds - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._leaving.get(file, []))
+
     def _wait_until_gone(self, file: FileId) -> None:
-        """A probe that is still leaving would lend its copy of the old instruction to a new one at the same place."""
         for thread in self._leaving.pop(file, []):
             thread.join()
 

@@ -26,11 +26,20 @@ LOOK_SECONDS = 0.02
 
 def show_status(as_json: bool) -> int:
     """Print what the running daemon has published; return 1 where it is out of date."""
-    status = load_status(Runtime())
+    runtime = Runtime()
+    status = load_status(runtime)
     now_seconds = time.monotonic()
-    stale = is_stale(status, now_seconds)
-    print(json.dumps({**status, "stale": stale}, indent=2) if as_json else render(status, now_seconds), flush=True)
+    try:
+        stale = is_stale(status, now_seconds)
+        text = json.dumps({**status, "stale": stale}, indent=2) if as_json else render(status, now_seconds)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise damaged(runtime) from None
+    print(text, flush=True)
     return 1 if stale else 0
+
+
+def damaged(runtime: Runtime) -> StabilizerError:
+    return StabilizerError(f"what is in {runtime.directory} is damaged", f"restart it: {start_command('restart')}")
 
 
 def load_status(runtime: Runtime) -> dict[str, Any]:
@@ -54,17 +63,22 @@ def reload() -> int:
     none that answers.
     """
     runtime = Runtime()
-    before = load_status(runtime)
+    pid = int(load_status(runtime)["pid"])
+    asked_at_seconds = time.monotonic()
     try:
-        os.kill(before["pid"], signal.SIGHUP)
+        os.kill(pid, signal.SIGHUP)
     except PermissionError:
         raise StabilizerError("the daemon is not yours to signal", f"it needs root: {again_as_root()}") from None
     except ProcessLookupError:
         raise StabilizerError("the daemon has just ended", f"start it: {start_command()}") from None
     deadline = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < deadline:
-        answer = load_status(runtime)["reloads"]
-        if answer["count"] > before["reloads"]["count"]:
+        try:
+            answer = load_status(runtime)["last_reload"] or {"began_at_seconds": 0}
+            answered = answer["began_at_seconds"] >= asked_at_seconds  # not one that somebody else had asked for before
+        except (LookupError, TypeError):
+            raise damaged(runtime) from None
+        if answered:
             if answer["error"] and under_systemd():
                 return ConfigError.exit_code  # the daemon has said in the same journal what is wrong
             if answer["error"]:

@@ -33,8 +33,8 @@ def _flags(text: str) -> tuple[str, ...]:
 
 
 def _path(text: str) -> str:
-    if not text.startswith("/"):
-        raise ValueError("not absolute")
+    if not text.startswith("/") or not text.isprintable():
+        raise ValueError("not absolute, or with a line break in it")
     return text
 
 

@@ -126,7 +126,7 @@ class FloorControl:
         if self.node:
             self._troubles.end("node", f"found the GPU node {self.node}", NODE=self.node)
         else:
-            wanted = self.settings.devfreq or f"a GPU in {devfreq.CLASS_DIRECTORY}"
+            wanted = printable(self.settings.devfreq) or f"a GPU in {devfreq.CLASS_DIRECTORY}"
             every = f"looking again every {self.settings.rebind_seconds:g} s"
             self._troubles.begin("node", f"no GPU node yet ({wanted}); {every}; --check says more")
 

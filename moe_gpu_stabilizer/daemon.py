@@ -15,7 +15,7 @@ from .errors import StabilizerError
 from .journal import Troubles, fields, set_log_level
 from .notify import ServiceManager
 from .processes import ProcessVanishedError
-from .publisher import Publisher, Reloads
+from .publisher import Publisher, Reload
 from .rebind import Rebinder
 from .records import KIND_EXEC, KIND_TURNS
 from .runtime import Runtime
@@ -45,7 +45,7 @@ class Daemon:
         self._read_settings = read_settings
         self._runtime = runtime
         self._troubles = Troubles()
-        self._reloads = Reloads()
+        self._last_reload: Reload | None = None
         self._manager = ServiceManager()
         self._selector = selectors.DefaultSelector()
         self._control = FloorControl(settings, runtime, self._troubles)
@@ -218,10 +218,11 @@ class Daemon:
 
     def _reload(self) -> None:
         """Apply an edited configuration; a bad one changes nothing."""
+        began_at_seconds = time.monotonic()
         try:
             settings = self._read_settings()
         except StabilizerError as error:
-            self._reloads = Reloads(self._reloads.count + 1, error.message, error.hint)
+            self._last_reload = Reload(began_at_seconds, error.message, error.hint)
             self._troubles.begin("settings", f"the old settings stay: {error}", logging.ERROR)
             self._publisher.note_change()
             return
@@ -235,13 +236,13 @@ class Daemon:
             self._judge(tgid)
         self._control.apply(settings, self._claimant())
         self._rebinder.use(settings)
-        self._reloads = Reloads(self._reloads.count + 1)
+        self._last_reload = Reload(began_at_seconds)
         self._tick()
         told = fields("reload", NODE=self._control.node)
         logger.info("settings read again: %s", self._publisher.describe(self._settings), extra=told)
 
     def _publish(self) -> None:
-        self._publisher.publish(self._settings, self._state.claims, self._reloads)
+        self._publisher.publish(self._settings, self._state.claims, self._last_reload)
 
 
 def is_due(deadline_ns: int | None) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
+JOURNAL_SOCKET = "/run/systemd/journal/socket"
 IDENTIFIER = "moe-gpu-stabilizer"
 
 # Priorities of syslog(3), which journalctl -p filters on.
@@ -63,7 +64,7 @@ class PatientHandler(logging.Handler):
 
 
 class JournalHandler(logging.Handler):
-    """Writes to the journal: the line, its priority, and its fields.
+    """Writes to the journal, and never waits: the line, its priority, and its fields.
 
     Of what systemd-python's own handler adds, places in our code and the like, nobody would filter on anything.
     """
@@ -75,6 +76,8 @@ class JournalHandler(logging.Handler):
         self._send = sendv
 
     def emit(self, record: logging.LogRecord) -> None:
+        if not journal_listens():  # stopped, or stuck on its disk: better no line than a clock that stays raised
+            return
         sent = {
             "MESSAGE": record.getMessage(),
             "PRIORITY": PRIORITIES[record.levelno],
@@ -83,6 +86,20 @@ class JournalHandler(logging.Handler):
         }
         with contextlib.suppress(OSError):  # no journal: there is nobody to tell
             self._send(*(f"{name}={value}" for name, value in sent.items()))
+
+
+def journal_listens() -> bool:
+    """Has the journal room for one more message? sendv() would wait for it."""
+    import socket
+
+    poller = select.poll()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender:
+        try:
+            sender.connect(JOURNAL_SOCKET)
+        except OSError:  # there is none, or it starts just now
+            return False
+        poller.register(sender, select.POLLOUT)
+        return bool(poller.poll(0))
 
 
 def fields(event: str, **values: object) -> dict[str, Any]:

@@ -7,10 +7,15 @@ import os
 import re
 import time
 
+from .processes import printable
+
 NANOSECONDS_PER_MICROSECOND = 1_000
 
 # Of the time after which systemd takes us for hung; it recommends a half.
 PING_SHARE = 3
+
+# systemd ignores messages of more than 4,096 bytes.
+STATUS_CHARACTERS = 500
 
 
 class ServiceManager:
@@ -34,9 +39,11 @@ class ServiceManager:
 
     def status(self, line: str) -> None:
         """What `systemctl status` shows. It is sent when it changes: each message wakes systemd."""
-        if line != self._status:
+        line = printable(line)  # a line break would begin another message: MAINPID=, say
+        if len(line) > STATUS_CHARACTERS:
+            line = f"{line[:STATUS_CHARACTERS]}... (--status has all of it)"
+        if line != self._status and self._tell(f"STATUS={line}"):
             self._status = line
-            self._tell(f"STATUS={line}")
 
     def alive(self) -> None:
         """The event loop turns. Called at each rebind tick, it seldom needs a wake-up of its own at the deadline."""
@@ -57,10 +64,13 @@ class ServiceManager:
         except ValueError:
             return 0
 
-    def _tell(self, message: str) -> None:
-        """Send, and never wait: systemd-python's notify() would, for a systemd that does not get to listen."""
+    def _tell(self, message: str) -> bool:
+        """Send if that can be done now, and never wait: systemd-python's notify() would, for a systemd that is stuck.
+
+        Returns whether it was sent.
+        """
         if not self._address:
-            return
+            return False
         import socket
 
         with (
@@ -68,3 +78,5 @@ class ServiceManager:
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender,
         ):
             sender.sendto(message.encode(), self._address)
+            return True
+        return False

@@ -27,10 +27,10 @@ from .tracker import Tracker
 
 
 @dataclass(frozen=True)
-class Reloads:
-    """How the last reading of the settings went. `count` tells `--reload` that its signal has been answered."""
+class Reload:
+    """How the last reading of the settings went, for `--reload`; the time is of the monotonic clock."""
 
-    count: int = 0
+    began_at_seconds: float
     error: str = ""
     hint: str = ""
 
@@ -70,10 +70,10 @@ class Publisher:
     def has_news(self) -> bool:
         return self._changed or self._troubles.changed
 
-    def publish(self, settings: Settings, claims: Collection[Process], reloads: Reloads) -> None:
+    def publish(self, settings: Settings, claims: Collection[Process], reload: Reload | None) -> None:
         """Say what is so now. That the file cannot be written is a trouble, and ends nothing."""
         self._changed = self._troubles.changed = False
-        status = self._snapshot(settings, claims, reloads)
+        status = self._snapshot(settings, claims, reload)
         try:
             self._runtime.save_status(status)
         except StabilizerError as error:
@@ -82,7 +82,7 @@ class Publisher:
             self._troubles.end("status", "the status can be published again")
         self._manager.status(for_systemctl(status))
 
-    def _snapshot(self, settings: Settings, claims: Collection[Process], reloads: Reloads) -> dict[str, Any]:
+    def _snapshot(self, settings: Settings, claims: Collection[Process], reload: Reload | None) -> dict[str, Any]:
         """Describe the daemon as JSON carries it; `floor_hz` is None while the floor is not up."""
         control, rival_write = self._control, self._control.rival_write
         return {
@@ -115,5 +115,5 @@ class Publisher:
             "troubles": list(self._troubles.lasting.values()),
             "last_trouble": None if self._troubles.last is None else self._troubles.last._asdict(),
             "settings": asdict(settings),
-            "reloads": asdict(reloads),
+            "last_reload": None if reload is None else asdict(reload),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from . import elf
 from .bindings import Attacher, Bindings
@@ -42,6 +42,7 @@ class Rebinder:
         self._watch = self._watch_writes()
         self._bindings = Bindings(attacher, self._watch)
         self._finder = Finder()
+        self._failed: dict[FileId, tuple[str, str]] = {}  # the path, and what is said of it
         self.use(settings)
 
     @property
@@ -61,8 +62,12 @@ class Rebinder:
 
     def rebind(self) -> None:
         """Look which libraries there are, and probe those. New files are read meanwhile, and probed when they are."""
-        for file in self._bindings.changed_unheard():
+        for file in (*self._bindings.changed_unheard(), *self._failed):
             self._finder.look_again(file)
+        self._update()
+
+    def _update(self) -> None:
+        """Probe what has been read so far."""
         before = self._finder.reading
         try:
             found = self._finder.look(time.monotonic_ns())
@@ -79,14 +84,20 @@ class Rebinder:
             logger.info("attached %s (%s)", path, functions, extra=fields("attach", LIBRARY=path))
         for library in change.detached:
             say_detached(library)
-        for library, _ in change.failed:
-            self._finder.look_again(library.version.file)
-        failed = {printable(library.place.path): reason for library, reason in change.failed}
-        self._troubles.replace("attach", {path: f"cannot attach to {path}: {why}" for path, why in failed.items()})
+        self._note_failures(found, change.failed)
         if not self._finder.reading:  # until all is read, a library may only seem to have nothing to watch
             useless = {printable(path): why for path, why in self._finder.without_functions().items()}
             messages = {path: f"nothing to watch in {path}: {why}" for path, why in useless.items()}
             self._troubles.replace("useless", messages)
+
+    def _note_failures(self, found: Mapping[FileId, Library], failed: Sequence[tuple[Library, str]]) -> None:
+        """What could not be probed is looked at anew at the next tick, not before, and stays a trouble until then."""
+        still_unread = self._failed if self._finder.reading else {}
+        self._failed = {file: told for file, told in still_unread.items() if file not in found}
+        for library, why in failed:
+            path = printable(library.place.path)
+            self._failed[library.version.file] = path, f"cannot attach to {path}: {why}"
+        self._troubles.replace("attach", dict(self._failed.values()))
 
     def rebind_and_wait(self) -> None:
         """rebind(), and wait for the files that look like llama.cpp, which are read first."""
@@ -100,7 +111,7 @@ class Rebinder:
         if self._finder.reading:
             self._selector.unregister(self._finder.reading.child)
             self._finder.finish_reading()
-            self.rebind()
+            self._update()
             self._changed()
 
     def seen_calling(self, pid: int) -> None:

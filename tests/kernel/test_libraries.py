@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import pytest
 from moe_gpu_stabilizer.uprobes import Probe
 from tests.kernel.conftest import Llama
 from tests.kernel.test_probe import offsets_of
-from tests.support import PlainNode, RunningDaemon, only_child, wait_until
+from tests.support import PlainNode, RunningDaemon, only_child, stays, wait_until
 from tests.workload import Workload, build_library, build_program, copy_with_libraries
 
 Start = Callable[..., RunningDaemon]
@@ -231,6 +231,24 @@ def killed_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[subprocess.P
     with process:
         yield process
         process.kill()
+
+
+def test_libraries_that_stay_open_for_writing_are_said_once_each_and_cost_nothing(
+    start_daemon: Start, tmp_path: Path
+) -> None:
+    libraries = [build_library(tmp_path / f"kept-{number}" / "libllama.so") for number in range(5)]
+    daemon = start_daemon(libraries=f"{tmp_path}/kept-*/libllama.so", rebind_seconds=0.5)
+    with ExitStack() as stack:
+        for library in libraries:
+            stack.enter_context(library.open("ab"))
+            daemon.wait_for_log(rf"^detached {library}")
+        for library in libraries:
+            daemon.wait_for_log(rf"^cannot attach to {library}: somebody has it open for writing")
+        said, woken = daemon.log.count("open for writing"), daemon.times_woken
+        stays(lambda: daemon.log.count("open for writing") == said == len(libraries), 3, "nothing is said twice")
+        # Some for each of six ticks, and what other tests give it to do; a loop without a pause makes many thousands.
+        assert daemon.times_woken - woken < 2000
+    wait_until(lambda: all(daemon.log.count(f"attached {path}") == 2 for path in libraries), "attached again")
 
 
 def test_a_process_in_a_container_is_seen(

@@ -148,6 +148,16 @@ def test_a_bad_value_is_refused_with_its_place_itself_and_what_is_allowed(key: s
     assert f"allowed: {KEYS[key].allowed}" in message
 
 
+@pytest.mark.parametrize("key", ["DEVFREQ", "LIBRARIES"])
+@pytest.mark.parametrize("control", ["\n", "\x1b[2J"])
+def test_a_path_has_no_control_characters(key: str, control: str) -> None:
+    """It ends up in the log and in what systemd is told."""
+    message = error_of(f'STABILIZER_{key}="/sys/class{control}MAINPID=1"\n')
+    assert message.startswith(f"/etc/file:1: STABILIZER_{key}='/sys/class")
+    assert "cannot be used; allowed: " in message
+    assert message.isprintable()
+
+
 def test_a_node_whose_name_has_a_colon_can_be_configured() -> None:
     """The kernel names devices without an address so: soc:gpu."""
     node = "/sys/class/devfreq/soc:gpu"

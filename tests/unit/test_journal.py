@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from moe_gpu_stabilizer.journal import JournalHandler, Troubles, fields
+from moe_gpu_stabilizer.journal import JournalHandler, Troubles, fields, journal_listens
 
 # Logging is set up for a whole process, so a process of its own does it.
 PROGRAM = """
@@ -141,6 +143,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What would have gone to the journal."""
     entries: list[tuple[str, ...]] = []
     monkeypatch.setattr("systemd.journal.sendv", lambda *entry: entries.append(entry))
+    monkeypatch.setattr("moe_gpu_stabilizer.journal.journal_listens", lambda: True)
     return entries
 
 
@@ -180,7 +183,26 @@ def test_a_journal_that_does_not_answer_ends_nothing(monkeypatch: pytest.MonkeyP
         raise ConnectionRefusedError
 
     monkeypatch.setattr("systemd.journal.sendv", refuse)
+    monkeypatch.setattr("moe_gpu_stabilizer.journal.journal_listens", lambda: True)
     journal_logger().error("nobody hears this")
+
+
+def test_a_journal_that_does_not_read_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = str(tmp_path / "socket")
+    monkeypatch.setattr("moe_gpu_stabilizer.journal.JOURNAL_SOCKET", address)
+    assert not journal_listens(), "there is none"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as other,
+    ):
+        journal.bind(address)
+        assert journal_listens()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                other.sendto(b"MESSAGE=one of many", address)
+        assert not journal_listens()
+        journal.recv(100)
+        assert journal_listens(), "it reads again"
 
 
 def test_a_trouble_about_a_library_names_it(sent: list[tuple[str, ...]]) -> None:

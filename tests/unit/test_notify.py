@@ -74,6 +74,28 @@ def test_a_status_is_sent_when_it_changes(systemd: Listener) -> None:
     ]
 
 
+def test_no_status_can_be_taken_for_another_message(systemd: Listener) -> None:
+    """systemd believes every line: it would take another program for the service, and end it in its place."""
+    ServiceManager().status("no GPU node yet (/nope\nMAINPID=263\nSTOPPING=1)")
+    assert systemd.heard() == ["STATUS=no GPU node yet (/nope\\nMAINPID=263\\nSTOPPING=1)"]
+
+
+def test_a_status_is_short_enough_for_systemd(systemd: Listener) -> None:
+    ServiceManager().status("cannot attach to /a/long/path; " * 1000)
+    (message,) = systemd.heard()
+    assert len(message.encode()) < 4096
+    assert message.endswith("... (--status has all of it)")
+
+
+def test_a_status_that_was_lost_is_sent_again(systemd: Listener) -> None:
+    manager = ServiceManager()
+    for number in range(1000):
+        manager.status(f"line {number}")
+    systemd.heard()
+    manager.status("line 999")
+    assert systemd.heard() == ["STATUS=line 999"]
+
+
 def test_without_a_watchdog_no_sign_of_life_is_sent(systemd: Listener) -> None:
     manager = ServiceManager()
     manager.alive()

@@ -40,7 +40,7 @@ def published(**changed: Any) -> dict[str, Any]:
         "troubles": [],
         "last_trouble": None,
         "settings": asdict(Settings(libraries=("/a/libllama.so", "/b/libllama.so"))),
-        "reloads": {"count": 0, "error": "", "hint": ""},
+        "last_reload": None,
     }
     return {**idle, **changed}
 
