@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import moe_gpu_stabilizer
@@ -147,6 +147,7 @@ def test_two_graphs_with_many_turns_count_if_they_are_near(rule: ctypes.CDLL, pl
 
 
 @settings(max_examples=30)
+@example([(1, 401, 1), (1, 385, 25)])
 @given(st.lists(st.tuples(st.sampled_from([1, 41]), st.integers(1, 700), st.integers(1, 60)), max_size=8))
 def test_it_is_taken_back_after_a_stretch_that_is_long_in_graphs_and_in_time(
     rule: ctypes.CDLL, runs: list[tuple[int, int, int]]
@@ -165,7 +166,7 @@ def test_it_is_taken_back_after_a_stretch_that_is_long_in_graphs_and_in_time(
                 assert plain > rule.stretch_graphs()
                 assert now_ns - last_turning_ns > rule.stretch_ns()
             if plain > rule.stretch_graphs() + 1 and now_ns - began_plain_ns > rule.stretch_ns():
-                assert not before
+                assert not model.counts or sections > 1
             plain = plain + 1 if sections == 1 else 0
             began_plain_ns = began_plain_ns if sections == 1 else model.now_ns
 
