@@ -79,7 +79,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(fresh_container: Con
 def test_it_ends_with_a_check_and_the_commands_that_are_needed_next(fresh_container: Container) -> None:
     said = fresh_container.run(INSTALL).stdout
     assert "ok       node          /sys/class/devfreq/17000000.gpu" in said
-    assert "The daemon would work." in said
+    assert "The daemon works." in said
     *_, status, journal, reload = said.splitlines()
     for line in (status, journal.replace("--follow", "--no-pager"), reload):
         fresh_container.run("sh", "-c", re.split("  +", line.strip())[0])
