@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 # Reasons that are allowed to skip a test. None so far.
@@ -31,3 +33,6 @@ class SkipGuard:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SkipGuard())
+    # Heard also where a shell has started the tests in the background: what they start would ignore it, too.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
