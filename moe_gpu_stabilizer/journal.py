@@ -33,7 +33,7 @@ def under_systemd() -> bool:
 
 def set_up_logging(level: str) -> None:
     """Send the program's lines to where they belong, from this level on."""
-    logging.getLogger(__package__).addHandler(JournalHandler() if under_systemd() else PatientHandler())
+    logging.getLogger(__package__).addHandler(JournalHandler() if under_systemd() else StandardErrorHandler())
     set_log_level(level)
 
 
@@ -43,28 +43,49 @@ def set_log_level(level: str) -> None:
 
 
 class PatientHandler(logging.Handler):
-    """Writes to standard error, and never waits: a stopped terminal or a full pipe loses lines, not the floor."""
+    """Never waits: where nobody reads, lines are lost, not the floor. How many, it says when it can."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lost = 0
-        self._poller = select.poll()
-        self._poller.register(sys.stderr, select.POLLOUT)
+
+    def has_room(self) -> bool:
+        """Can a line be written without waiting?"""
+        raise NotImplementedError
+
+    def write(self, line: str, level: int, told: Mapping[str, object]) -> None:
+        """Write a line, with its fields. May raise OSError."""
+        raise NotImplementedError
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self._poller.poll(0):
+        if not self.has_room():
             self._lost += 1
             return
         lost, self._lost = self._lost, 0
         with contextlib.suppress(OSError):  # the reader has left, the disk is full: there is nobody to tell
             if lost:
-                sys.stderr.write(f"({lost} lines were lost: nobody read them)\n")
-            sys.stderr.write(record.getMessage() + "\n")
-            sys.stderr.flush()
+                self.write(f"({lost} lines were lost: nobody read them)", logging.WARNING, {})
+            self.write(record.getMessage(), record.levelno, getattr(record, "fields", {}))
 
 
-class JournalHandler(logging.Handler):
-    """Writes to the journal, and never waits: the line, its priority, and its fields.
+class StandardErrorHandler(PatientHandler):
+    """Writes to standard error: a terminal may be stopped, a pipe full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._poller = select.poll()
+        self._poller.register(sys.stderr, select.POLLOUT)
+
+    def has_room(self) -> bool:
+        return bool(self._poller.poll(0))
+
+    def write(self, line: str, level: int, told: Mapping[str, object]) -> None:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+class JournalHandler(PatientHandler):
+    """Writes to the journal, which may be stopped, or stuck on its disk.
 
     Of what systemd-python's own handler adds, places in our code and the like, nobody would filter on anything.
     """
@@ -75,17 +96,12 @@ class JournalHandler(logging.Handler):
         super().__init__()
         self._send = sendv
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if not journal_listens():  # stopped, or stuck on its disk: better no line than a clock that stays raised
-            return
-        sent = {
-            "MESSAGE": record.getMessage(),
-            "PRIORITY": PRIORITIES[record.levelno],
-            "SYSLOG_IDENTIFIER": IDENTIFIER,
-            **getattr(record, "fields", {}),
-        }
-        with contextlib.suppress(OSError):  # no journal: there is nobody to tell
-            self._send(*(f"{name}={value}" for name, value in sent.items()))
+    def has_room(self) -> bool:
+        return journal_listens()
+
+    def write(self, line: str, level: int, told: Mapping[str, object]) -> None:
+        sent = {"MESSAGE": line, "PRIORITY": PRIORITIES[level], "SYSLOG_IDENTIFIER": IDENTIFIER, **told}
+        self._send(*(f"{name}={value}" for name, value in sent.items()))
 
 
 def journal_listens() -> bool:

@@ -16,7 +16,7 @@ import pytest
 from moe_gpu_stabilizer.uprobes import Probe
 from tests.kernel.conftest import Llama
 from tests.kernel.test_probe import offsets_of
-from tests.support import PlainNode, RunningDaemon, only_child, stays, wait_until
+from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode, RunningDaemon, only_child, stays, wait_until
 from tests.workload import Workload, build_library, build_program, copy_with_libraries
 
 Start = Callable[..., RunningDaemon]
@@ -249,6 +249,24 @@ def test_libraries_that_stay_open_for_writing_are_said_once_each_and_cost_nothin
         # Some for each of six ticks, and what other tests give it to do; a loop without a pause makes many thousands.
         assert daemon.times_woken - woken < 2000
     wait_until(lambda: all(daemon.log.count(f"attached {path}") == 2 for path in libraries), "attached again")
+
+
+def test_many_writers_at_once_do_not_keep_the_clock_up(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, tmp_path: Path
+) -> None:
+    """The kernel takes about 100 ms for each of their probes; the daemon must not wait for all that."""
+    copies = [tmp_path / f"copy-{number}" / "libllama.so" for number in range(15)]
+    for copy in copies:
+        copy.parent.mkdir()
+        shutil.copy(llama.library, copy)
+    daemon = start_daemon(libraries=f"{llama.library}:{tmp_path}/copy-*/libllama.so", hold_seconds=0.5)
+    with run() as workload, ExitStack() as stack:
+        workload.do("call 1")
+        wait_until(lambda: node.min_hz == HIGHEST_HZ, "the floor up")
+        writers = [stack.enter_context(subprocess.Popen(["sh", "-c", f": >>{copy}"])) for copy in copies]
+        wait_until(lambda: node.min_hz == LOWEST_HZ, "the floor given back", seconds=2.5)
+        assert [writer.wait(30) for writer in writers] == [0] * len(writers)
+    daemon.wait_for_log(rf"^detached {copies[-1]}: it is being rewritten$")
 
 
 def test_a_process_in_a_container_is_seen(

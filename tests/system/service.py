@@ -77,6 +77,16 @@ class Service:
         with Workload(build(self.container, place), flag or self.flag, prefix=self.container.enter()) as workload:
             yield workload
 
+    @contextmanager
+    def held_up(self) -> Iterator[Workload]:
+        """A llama-server that has called once, and the clock up for a minute after."""
+        self.configure(hold_seconds=60)
+        self.systemctl("reload")
+        with self.llama_server() as server:
+            server.do("call 1")
+            self.wait_until_raised()
+            yield server
+
 
 def build(container: Container, place: str) -> Path:
     """Build llama.cpp's stand-in inside, where it is not there yet; return the path of its llama-server."""

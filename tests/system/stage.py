@@ -175,7 +175,7 @@ def main(name: str, work: Path, source: str | None = None) -> None:
     try:
         try:
             run_container(name, work, source)
-        except Exception:
+        except Exception:  # of any kind: shown on the console, which the tests read before they end us and it goes
             traceback.print_exc()
         (work / "ended").touch()
         signal.pause()

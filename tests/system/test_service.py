@@ -115,11 +115,7 @@ def test_anyone_may_ask_what_it_does_and_check_it(service: Service) -> None:
 
 
 def test_a_reload_applies_an_edit_at_once_also_while_raised(service: Service) -> None:
-    service.configure(hold_seconds=60)
-    service.systemctl("reload")
-    with service.llama_server() as server:
-        server.do("call 1")
-        service.wait_until_raised()
+    with service.held_up():
         service.configure(floor_mhz=612)
         service.systemctl("reload")
         assert service.container.node.min_hz == 612_000_000, "done when the reload is"
@@ -159,11 +155,7 @@ def test_a_bad_setting_at_the_start_is_said_once_and_not_tried_again(service: Se
 
 
 def test_a_stop_gives_the_clock_back(service: Service) -> None:
-    service.configure(hold_seconds=60)
-    service.systemctl("reload")
-    with service.llama_server() as server:
-        server.do("call 1")
-        service.wait_until_raised()
+    with service.held_up() as server:
         service.systemctl("stop")
         assert service.container.node.min_hz == LOWEST_HZ
         assert server.do("pid") == str(server.own_pid), "the program runs on"
@@ -171,11 +163,7 @@ def test_a_stop_gives_the_clock_back(service: Service) -> None:
 
 
 def test_a_killed_daemon_gives_back_and_works_again(service: Service) -> None:
-    service.configure(hold_seconds=60)
-    service.systemctl("reload")
-    with service.llama_server() as server:
-        server.do("call 1")
-        service.wait_until_raised()
+    with service.held_up() as server:
         killed = service.pid
         service.container.run("kill", "-KILL", killed)
         service.wait_until_given_back()
@@ -236,6 +224,9 @@ def test_a_stuck_journal_does_not_keep_the_clock_up(service: Service) -> None:
         finally:
             container.run("kill", "-CONT", journald)
     assert service.pid == pid, "not by the watchdog"
+    with service.llama_server() as server:
+        server.do("call 1")
+        container.wait_for_journal(NAME, r"^\(\d+ lines were lost: nobody read them\)$")
 
 
 def test_a_shutdown_gives_the_clock_back_and_the_next_boot_starts_it(fresh_container: Container) -> None:

@@ -119,7 +119,7 @@ def test_the_committed_bytecode_was_compiled_from_the_committed_source() -> None
 
 
 def test_the_daemon_starts_without_what_is_large() -> None:
-    """pydantic and pyelftools are for child processes that end, psutil is for a setting that most leave alone."""
+    """pydantic and pyelftools are for child processes that end, psutil is for --check."""
     program = "import sys, moe_gpu_stabilizer.daemon, moe_gpu_stabilizer.config; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout
     loaded = {name.partition(".")[0] for name in shown.split()}

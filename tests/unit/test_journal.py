@@ -205,6 +205,19 @@ def test_a_journal_that_does_not_read_is_not_waited_for(tmp_path: Path, monkeypa
         assert journal_listens(), "it reads again"
 
 
+def test_lines_that_the_journal_did_not_take_are_counted(
+    sent: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = journal_logger()
+    monkeypatch.setattr("moe_gpu_stabilizer.journal.journal_listens", lambda: False)
+    logger.info("one")
+    logger.info("two")
+    assert sent == []
+    monkeypatch.setattr("moe_gpu_stabilizer.journal.journal_listens", lambda: True)
+    logger.info("three")
+    assert [entry[0] for entry in sent] == ["MESSAGE=(2 lines were lost: nobody read them)", "MESSAGE=three"]
+
+
 def test_a_trouble_about_a_library_names_it(sent: list[tuple[str, ...]]) -> None:
     package = logging.getLogger("moe_gpu_stabilizer")
     handler = JournalHandler()
