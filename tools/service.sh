@@ -5,7 +5,7 @@
 # The new version is made ready beside the old one, and tried, before anything that works is touched. If it does not start
 # then, all is put back.
 
-tested_on=("debian 12" "debian 13" "ubuntu 22.04" "ubuntu 24.04")
+made_for=("debian 12" "debian 13" "ubuntu 22.04" "ubuntu 24.04")
 oldest_python=3.10
 
 release='' # the new version's directory, until it is in use
@@ -29,7 +29,7 @@ install_service() {
     [ -n "$dry_run" ] || require_root "$@"
     [ -z "$start" ] || systemd_runs || die "systemd is not running here, so a service cannot be started" \
         "for an image, to be started at its next boot: ./install.sh --no-start"
-    say_if_untested
+    say_if_unknown
     require_room
     if [ -n "$dry_run" ]; then
         say_plan
@@ -62,11 +62,11 @@ require_room() {
         say "note: /etc/systemd/system/$name.service is yours, and is used instead of the unit that comes with this"
 }
 
-say_if_untested() {
+say_if_unknown() {
     local id
     # shellcheck source=/dev/null
     id=$(. /etc/os-release && printf '%s %s' "$ID" "${VERSION_ID:-}")
-    [[ " ${tested_on[*]} " == *" $id "* ]] || say "note: this was not tried on $id, but on ${tested_on[*]}"
+    [[ " ${made_for[*]} " == *" $id "* ]] || say "note: this is made for ${made_for[*]}; whether it works on $id is not known"
 }
 
 require_python() {
