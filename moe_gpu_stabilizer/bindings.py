@@ -193,7 +193,11 @@ class Bindings:
         """
         for thread in self._leaving.get(file, []):
             thread.join(max(0, patient_until_seconds - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._leaving.get(file, []))
+        return not self.is_leaving(file)
+
+    def is_leaving(self, file: FileId) -> bool:
+        """Are probes of its old content still being taken out?"""
+        return any(thread.is_alive() for thread in self._leaving.get(file, []))
 
     def _wait_until_gone(self, file: FileId) -> None:
         for thread in self._leaving.pop(file, []):

@@ -19,6 +19,9 @@ from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
+# A rewritten file is probed again as soon as the kernel has let go of what it was; a tick may be far.
+RETRY_NS = 1_000_000_000
+
 
 class Rebinder:
     """Finds libraries, attaches to new ones, lets go of dead ones, and says so.
@@ -42,6 +45,7 @@ class Rebinder:
         self._watch = self._watch_writes()
         self._bindings = Bindings(attacher, self._watch)
         self._finder = Finder()
+        self._retry_ns: int | None = None
         self._failed: dict[FileId, tuple[str, str]] = {}  # the path, and what is said of it
         self.use(settings)
 
@@ -52,8 +56,8 @@ class Rebinder:
 
     @property
     def deadline_ns(self) -> int | None:
-        """When on_deadline() is due (CLOCK_MONOTONIC); None while nothing is being read."""
-        return self._finder.reading.deadline_ns if self._finder.reading else None
+        """When on_deadline() is due (CLOCK_MONOTONIC); None while nothing is waited for."""
+        return self._finder.reading.deadline_ns if self._finder.reading else self._retry_ns
 
     def use(self, settings: Settings) -> None:
         """Look in these configured places, and probe what these settings need, from now on."""
@@ -98,6 +102,8 @@ class Rebinder:
             path = printable(library.place.path)
             self._failed[library.version.file] = path, f"cannot attach to {path}: {why}"
         self._troubles.replace("attach", dict(self._failed.values()))
+        leaving = any(self._bindings.is_leaving(library.version.file) for library, _ in failed)
+        self._retry_ns = time.monotonic_ns() + RETRY_NS if leaving else self._retry_ns
 
     def rebind_and_wait(self) -> None:
         """rebind(), and wait for the files that look like llama.cpp, which are read first."""
@@ -107,11 +113,15 @@ class Rebinder:
             self.on_deadline()
 
     def on_deadline(self) -> None:
-        """New files have been read, or their reader has had its time."""
+        """New files have been read, or their reader has had its time; or the kernel may have let go of something."""
         if self._finder.reading:
             self._selector.unregister(self._finder.reading.child)
             self._finder.finish_reading()
             self._update()
+            self._changed()
+        elif self._retry_ns is not None:
+            self._retry_ns = None
+            self.rebind()
             self._changed()
 
     def seen_calling(self, pid: int) -> None:
