@@ -19,7 +19,7 @@ from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# A rewritten file is probed again as soon as the kernel has let go of what it was; a tick may be far.
+# What could not be probed was perhaps being written, or the kernel had not let go of what it was: a tick may be far.
 RETRY_NS = 1_000_000_000
 
 
@@ -95,15 +95,17 @@ class Rebinder:
             self._troubles.replace("useless", messages)
 
     def _note_failures(self, found: Mapping[FileId, Library], failed: Sequence[tuple[Library, str]]) -> None:
-        """What could not be probed is looked at anew at the next tick, not before, and stays a trouble until then."""
-        still_unread = self._failed if self._finder.reading else {}
+        """What could not be probed is looked at anew once soon, then at each tick, and stays a trouble until then."""
+        before = self._failed
+        still_unread = before if self._finder.reading else {}
         self._failed = {file: told for file, told in still_unread.items() if file not in found}
         for library, why in failed:
             path = printable(library.place.path)
             self._failed[library.version.file] = path, f"cannot attach to {path}: {why}"
         self._troubles.replace("attach", dict(self._failed.values()))
-        leaving = any(self._bindings.is_leaving(library.version.file) for library, _ in failed)
-        self._retry_ns = time.monotonic_ns() + RETRY_NS if leaving else self._retry_ns
+        files = [library.version.file for library, _ in failed]
+        if any(file not in before or self._bindings.is_leaving(file) for file in files):
+            self._retry_ns = time.monotonic_ns() + RETRY_NS
 
     def rebind_and_wait(self) -> None:
         """rebind(), and wait for the files that look like llama.cpp, which are read first."""
@@ -168,6 +170,8 @@ class Rebinder:
         for write in writes:
             if write.modified:
                 self._release(write.file)
+            if write.closed:  # a tick may have read half of it meanwhile
+                self._finder.look_again(write.file)
         if any(write.closed for write in writes):
             self.rebind()
         self._changed()
