@@ -1,10 +1,12 @@
-"""A skipped test fails the run: a check that skips itself checks nothing."""
+"""For every kind of test: a skipped one fails the run; a table of the faults that were tried ends it."""
 
 from __future__ import annotations
 
 import signal
 
 import pytest
+
+from tests.faults.ledger import Ledger
 
 # Reasons that are allowed to skip a test. None so far.
 ALLOWED_REASONS: frozenset[str] = frozenset()
@@ -31,7 +33,25 @@ class SkipGuard:
             terminalreporter.write_line(f"skipped, which is not allowed: {line}", red=True)
 
 
+LEDGER = pytest.StashKey[Ledger]()
+
+
+@pytest.fixture(scope="session")
+def ledger(request: pytest.FixtureRequest) -> Ledger:
+    """Where each try of a fault is noted."""
+    return request.config.stash[LEDGER]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    lines = list(terminalreporter.config.stash[LEDGER].lines())
+    if lines:
+        terminalreporter.section("faults that were tried")
+    for line in lines:
+        terminalreporter.line(line)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEDGER] = Ledger()
     config.pluginmanager.register(SkipGuard())
     # Heard also where a shell has started the tests in the background: what they start would ignore it, too.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
