@@ -48,16 +48,12 @@ class Daemon:
         self._last_reload: Reload | None = None
         self._manager = ServiceManager()
         self._selector = selectors.DefaultSelector()
-        self._control = FloorControl(settings, runtime, self._troubles)
+        self._control = FloorControl(settings, runtime, self._troubles, self._selector, self._note_change, self._settle)
         self._probe = Probe(settings.hold_ns // WAKES_PER_HOLD, min_turns=settings.min_turns)
-        self._rebinder = Rebinder(
-            self._probe, settings, self._troubles, self._selector,
-            changed=lambda: self._publisher.note_change(),
-        )  # fmt: skip
+        self._rebinder = Rebinder(self._probe, settings, self._troubles, self._selector, self._note_change)
         self._tracker = Tracker(self._probe, settings)
-        self._publisher = Publisher(
-            runtime, self._troubles, self._manager, self._control, self._rebinder, self._tracker
-        )
+        published = self._control, self._rebinder, self._tracker
+        self._publisher = Publisher(runtime, self._troubles, self._manager, *published)
         self._state = policy.State(settings.hold_ns)
         self._next_tick_ns = self._ticked_ns = 0
         self._leaving = False
@@ -69,8 +65,7 @@ class Daemon:
         self._selector.register(signals, selectors.EVENT_READ, lambda: self._on_signals(signals))
         self._selector.register(self._probe.fileno(), selectors.EVENT_READ, self._on_wakes)
         try:
-            self._control.look_for_node()
-            self._control.undo_left_over()
+            self._control.begin()
             self._rebinder.rebind_and_wait()
             self._tick()
             told = fields("ready", NODE=self._control.node)
@@ -83,28 +78,25 @@ class Daemon:
 
     def _wait(self) -> None:
         """Handle what happens until the next deadline, then what is due."""
-        waited_for = (self._state.timer_ns, self._rebinder.deadline_ns, self._manager.deadline_ns)
-        deadlines_ns = (self._next_tick_ns, *waited_for)
-        deadline_ns = min(deadline for deadline in deadlines_ns if deadline is not None)
+        parts = (self._control, self._rebinder, self._manager)
+        waited_for = (self._state.timer_ns, *(part.deadline_ns for part in parts))
+        deadline_ns = min((self._next_tick_ns, *(at_ns for at_ns in waited_for if at_ns is not None)))
         for key, _ in self._selector.select(max(0, deadline_ns - time.monotonic_ns()) / NANOSECONDS):
             key.data()
         if is_due(self._state.timer_ns):
             self._feed(policy.Tick())
-        if is_due(self._rebinder.deadline_ns):
-            self._rebinder.on_deadline()
+        for part in parts:
+            if is_due(part.deadline_ns):
+                part.on_deadline()
         if is_due(self._next_tick_ns):
             self._tick()
-        if is_due(self._manager.deadline_ns):
-            self._manager.alive()
         if self._publisher.has_news:
             self._publish()
 
     def _leave(self) -> None:
         self._manager.stopping()
         self._feed(policy.Stop())
-        if self._control.raised_hz:
-            # The node refused to be written when the claim went: the last chance.
-            self._control.give_back("stop")
+        self._control.give_back("stop")  # the last chance where the node refused when the claim went
         self._rebinder.close()
         self._probe.close()
         self._runtime.forget_status()
@@ -148,7 +140,7 @@ class Daemon:
             self._selector.register(known.pidfd, selectors.EVENT_READ, lambda: self._forget(tgid))
         if before is None or before.verdict != known.verdict:
             announce(known)
-            self._publisher.note_change()
+            self._note_change()
         self._feed(policy.Judged(known.process, known.verdict.counts))
         return known
 
@@ -157,7 +149,7 @@ class Daemon:
         if known:
             self._selector.unregister(known.pidfd)
             self._feed(policy.ProcessGone(known.process))
-            self._publisher.note_change()
+            self._note_change()
         self._tracker.forget(tgid)
 
     def _on_signals(self, signals: int) -> None:
@@ -176,10 +168,10 @@ class Daemon:
         for action in actions:
             if isinstance(action, policy.Raise):
                 self._control.raise_for(self._tracker.known[action.process.tgid])
-                self._publisher.note_change()
+                self._note_change()
             elif isinstance(action, policy.GiveBack):
                 self._control.give_back(action.reason)
-                self._publisher.note_change()
+                self._note_change()
             elif isinstance(action, policy.AskWork):
                 self._answer(action.process)
 
@@ -200,13 +192,17 @@ class Daemon:
         self._next_tick_ns = self._ticked_ns + self._settings.rebind_ns
         self._control.look_for_node()
         self._rebinder.rebind()
+        self._settle()
+        self._publish()
+        self._manager.on_deadline()
+
+    def _settle(self) -> None:
+        """Raise, or give back, what could not be when it was due: the node refused, or another program had set it."""
         claimant = self._claimant()
         if claimant is not None and not self._control.raised_hz:
             self._control.raise_for(claimant)
         elif claimant is None and self._control.raised_hz:
             self._control.give_back("idle")
-        self._publish()
-        self._manager.alive()
 
     def _tick_soon(self) -> None:
         """A process calls for the first time: probe the rest of its libraries at once, but not for each of a crowd."""
@@ -224,7 +220,7 @@ class Daemon:
         except StabilizerError as error:
             self._last_reload = Reload(began_at_seconds, error.message, error.hint)
             self._troubles.begin("settings", f"the old settings stay: {error}", logging.ERROR)
-            self._publisher.note_change()
+            self._note_change()
             return
         self._troubles.end("settings", "the settings are right again")
         self._settings = settings
@@ -240,6 +236,9 @@ class Daemon:
         self._tick()
         told = fields("reload", NODE=self._control.node)
         logger.info("settings read again: %s", self._publisher.describe(self._settings), extra=told)
+
+    def _note_change(self) -> None:
+        self._publisher.note_change()
 
     def _publish(self) -> None:
         self._publisher.publish(self._settings, self._state.claims, self._last_reload)

@@ -7,10 +7,8 @@ What was there before is saved before the first write. A daemon that was killed 
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from .devfreq import Node, mhz, same_frequency
 from .errors import DevfreqError
@@ -20,44 +18,43 @@ from .runtime import Raised, Runtime
 logger = logging.getLogger(__name__)
 
 
-class RivalWrite(NamedTuple):
-    """Another program's value, found in min_freq where ours was to be given back."""
-
-    min_hz: int
-    found_at_seconds: float  # of the monotonic clock
-
-
 class Floor:
     """Holds one node's min_freq up, or not. `node` is None while the board shows no GPU."""
 
     def __init__(self, runtime: Runtime, node: Node | None = None) -> None:
         self.node = node
         self.raised: Raised | None = None
-        self.rival_write: RivalWrite | None = None
         self._runtime = runtime
+
+    @property
+    def raised_hz(self) -> int | None:
+        """What min_freq has been raised to; None while it is not."""
+        return self.raised.written_hz[-1] if self.raised else None
 
     def raise_to(self, wanted_hz: int | None) -> int | None:
         """Raise min_freq to `wanted_hz` (None: the highest available), or change a raised one to that.
 
-        Returns the floor in Hz; None where min_freq was already that high, so that there is nothing to do or to give
-        back. Raises StabilizerError where there is no node, or it cannot be written, or what it takes to give it back
-        cannot be saved.
+        Returns the floor in Hz; None where what was there before is as high already: then there is nothing to do, and
+        what had been raised is given back. Raises StabilizerError where there is no node, or it cannot be written, or
+        what it takes to give it back cannot be saved.
         """
         if self.node is None:
             raise DevfreqError("no GPU node")
-        floor_hz = self.node.floor_hz(wanted_hz)
         if self.raised is not None and self.raised.node != str(self.node):
             raise DevfreqError(f"the floor of {self.raised.node} is still to be given back")
+        floor_hz = self.node.floor_hz(wanted_hz)
+        now_hz = self.node.min_hz
+        if floor_hz <= (self.raised.baseline_hz if self.raised else now_hz):
+            self.give_back()
+            return None
         if self.raised is None:
-            baseline_hz = self.node.min_hz
-            if baseline_hz >= floor_hz:
-                return None
-            raised = Raised(str(self.node), baseline_hz, (floor_hz,))
+            raised = Raised(str(self.node), now_hz, (floor_hz,))
         else:
-            floor_hz = max(floor_hz, self.raised.baseline_hz)
             raised = replace(self.raised, written_hz=(*self.raised.written_hz[-1:], floor_hz))
         self._runtime.save_raised(raised)
         try:
+            if self.node.min_hz != now_hz:  # saving takes a moment, and what they wrote must not be lost
+                raise DevfreqError("another program is writing min_freq")
             self.node.write_min_hz(floor_hz)
         except DevfreqError:
             if self.raised is None:
@@ -77,6 +74,25 @@ class Floor:
         self.raised = None
         return baseline_hz
 
+    def let_go(self) -> None:
+        """Another program has set min_freq: what is there now is its own, and nothing is to be given back.
+
+        Raises StabilizerError where that cannot be noted.
+        """
+        self.raised = None
+        self._runtime.forget_raised()
+
+    def is_undone(self) -> bool:
+        """Is the floor up, and yet min_freq not what was written? Raises DevfreqError."""
+        if self.raised is None or self.node is None:
+            return False
+        return not self._is_ours(self.node, self.node.min_hz, self.raised)
+
+    def keep(self) -> None:
+        """Save what is to be given back again where somebody has removed it. Raises StabilizerError."""
+        if self.raised and not self._runtime.has_raised():
+            self._runtime.save_raised(self.raised)
+
     def undo_left_over(self) -> int | None:
         """Undo what an earlier daemon left raised. Returns and raises as give_back()."""
         raised = self._runtime.load_raised()
@@ -90,9 +106,9 @@ class Floor:
             return None
         now_hz = node.min_hz
         if not self._is_ours(node, now_hz, raised):
-            self.rival_write = RivalWrite(now_hz, time.monotonic())
-            line = f"min_freq of {node.name} is {mhz(now_hz)}, set by another program meanwhile: left as it is"
-            logger.info("%s", line, extra=fields("rival", FLOOR_HZ=now_hz, NODE=node))
+            if not same_frequency(now_hz, raised.baseline_hz):  # else it has been put back already
+                line = f"min_freq of {node.name} is {mhz(now_hz)}, set by another program meanwhile: left as it is"
+                logger.info("%s", line, extra=fields("rival", FLOOR_HZ=now_hz, NODE=node))
             self._runtime.forget_raised()
             return None
         node.write_min_hz(raised.baseline_hz)

@@ -26,13 +26,13 @@ class ServiceManager:
         self._address = re.sub("^@", "\0", os.environ.get("NOTIFY_SOCKET", ""))
         self._ping_ns = self._watchdog_ns() // PING_SHARE
         self._status = ""
-        # When alive() is due (CLOCK_MONOTONIC); None: no watchdog.
+        # When on_deadline() is due (CLOCK_MONOTONIC); None: no watchdog.
         self.deadline_ns: int | None = None
 
     def ready(self) -> None:
         """Start-up is over; the watchdog watches from here on."""
         self._tell("READY=1")
-        self.alive()
+        self.on_deadline()
 
     def stopping(self) -> None:
         self._tell("STOPPING=1")
@@ -45,7 +45,7 @@ class ServiceManager:
         if line != self._status and self._tell(f"STATUS={line}"):
             self._status = line
 
-    def alive(self) -> None:
+    def on_deadline(self) -> None:
         """The event loop turns. Called at each rebind tick, it seldom needs a wake-up of its own at the deadline."""
         if not self._ping_ns:
             return

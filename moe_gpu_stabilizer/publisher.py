@@ -6,6 +6,7 @@ start.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Collection
@@ -14,13 +15,14 @@ from typing import Any
 
 from . import __version__
 from .control import FloorControl
+from .devfreq import mhz
 from .errors import StabilizerError
 from .journal import Troubles
 from .notify import ServiceManager
 from .policy import Process
 from .processes import identify, printable
 from .rebind import Rebinder
-from .runtime import Runtime
+from .runtime import Runtime, TakenOverError
 from .settings import Settings
 from .status import counted, for_systemctl
 from .tracker import Tracker
@@ -57,10 +59,15 @@ class Publisher:
         self._start_ticks = identify(os.getpid()).start_ticks
 
     def describe(self, settings: Settings) -> str:
-        """The daemon in one line, for the log."""
+        """The program, the node, the floor and what is watched in one line, for the log."""
+        node, floor_hz = self._control.node, settings.floor_hz
+        if node:
+            with contextlib.suppress(StabilizerError):  # it went this very moment; the next tick says so
+                floor_hz = node.floor_hz(floor_hz)
+        floor = mhz(floor_hz) if floor_hz else "the highest available"
         libraries = counted(len(self._rebinder.libraries), "library", "libraries")
-        hold = f"hold {settings.hold_seconds:g} s"
-        return f"moe-gpu-stabilizer {__version__}, {self._control.describe()}, {hold}, {libraries}"
+        gpu = f"GPU node {node or 'none yet'}, floor {floor}"
+        return f"moe-gpu-stabilizer {__version__}, {gpu}, hold {settings.hold_seconds:g} s, {libraries}"
 
     def note_change(self) -> None:
         """There is something new to publish; many changes at once are one."""
@@ -71,11 +78,17 @@ class Publisher:
         return self._changed or self._troubles.changed
 
     def publish(self, settings: Settings, claims: Collection[Process], reload: Reload | None) -> None:
-        """Say what is so now. That the file cannot be written is a trouble, and ends nothing."""
+        """Say what is so now. That the file cannot be written is a trouble, and ends nothing.
+
+        Raises TakenOverError.
+        """
         self._changed = self._troubles.changed = False
         status = self._snapshot(settings, claims, reload)
         try:
+            self._runtime.keep_lock()
             self._runtime.save_status(status)
+        except TakenOverError:
+            raise
         except StabilizerError as error:
             self._troubles.begin("status", f"cannot publish the status: {error}")
         else:

@@ -29,6 +29,10 @@ def root_hint() -> str:
     return "" if os.geteuid() == 0 else f"it needs root: {again_as_root()}"
 
 
+class TakenOverError(StabilizerError):
+    """Another daemon holds the lock, which was ours."""
+
+
 @dataclass(frozen=True)
 class Raised:
     """What was done to a node's min_freq, in Hz: enough to undo it."""
@@ -60,6 +64,9 @@ class Runtime:
         The file is root's alone: whoever may open it could hold the lock, and so keep the daemon from starting.
         """
         path = self.directory / "lock"
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         try:
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             # Not flock(): a child that outlives a killed daemon would go on holding that.
@@ -70,9 +77,25 @@ class Runtime:
             raise StabilizerError(f"cannot lock {path}: {error.strerror}", root_hint()) from None
         return True
 
+    def keep_lock(self) -> None:
+        """Lock anew where somebody has tidied up /run.
+
+        Raises TakenOverError where another daemon was faster, StabilizerError where it cannot be locked.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if self._lock is not None and os.path.samestat(os.fstat(self._lock), os.stat(self.directory / "lock")):
+                return
+        self.create()
+        if not self.lock():
+            raise TakenOverError("another moe-gpu-stabilizer has been started: this one ends")
+
     def save_raised(self, raised: Raised) -> None:
         """Note what is to be undone, before it is done. Raises StabilizerError: then nothing may be raised."""
         self._write(self._raised, asdict(raised))
+
+    def has_raised(self) -> bool:
+        """Is what was saved still there? Somebody may have tidied up /run."""
+        return self._raised.exists()
 
     def load_raised(self) -> Raised | None:
         """What an earlier daemon left to be undone. Raises StabilizerError for a file that is not ours to trust."""

@@ -9,6 +9,7 @@ from typing import Any
 from .config import KEYS
 from .devfreq import mhz
 from .processes import printable
+from .rivals import RivalWrite
 from .turns import ProcessTurns, remark
 
 # How many ticks a file may be late before its daemon is said not to get to run, and how many seconds more.
@@ -66,10 +67,9 @@ def rows(status: Mapping[str, Any], now_seconds: float) -> Iterator[tuple[str, s
         yield "process", f"pid {one['pid']} ({one['name']}) {says}: {one['reason']}{more}"
     for one in status["libraries"]:
         yield "library", f"{one['path']} ({', '.join(one['functions'])})"
-    rival = status["last_rival_write"]
-    if rival:
-        when = ago("found", rival["found_at_seconds"], now_seconds)
-        yield "rival", f"another program set min_freq to {mhz(rival['min_hz'])} while it was raised, {when}"
+    if status["last_rival_write"]:
+        rival = RivalWrite(**status["last_rival_write"])
+        yield "rival", f"{rival} ({ago('at', rival.at_seconds, now_seconds)})"
     for line in settings_in_force(status["settings"]):
         yield "setting", line
     for trouble in status["troubles"]:

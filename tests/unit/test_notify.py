@@ -98,7 +98,7 @@ def test_a_status_that_was_lost_is_sent_again(systemd: Listener) -> None:
 
 def test_without_a_watchdog_no_sign_of_life_is_sent(systemd: Listener) -> None:
     manager = ServiceManager()
-    manager.alive()
+    manager.on_deadline()
     assert (systemd.heard(), manager.deadline_ns) == ([], None)
 
 
@@ -121,7 +121,7 @@ def test_ticks_feed_it_so_that_no_wake_up_of_its_own_is_needed(
         clock[0] += 5 * 10**9
         assert manager.deadline_ns is not None
         assert manager.deadline_ns > clock[0], "the tick comes first"
-        manager.alive()
+        manager.on_deadline()
         pings += systemd.heard().count("WATCHDOG=1")
     assert pings >= 60 * PING_SHARE // WATCHDOG_SECONDS
 
@@ -135,7 +135,7 @@ def test_signs_of_life_are_not_sent_more_often_than_needed(
     systemd.heard()
     for _ in range(100):
         clock[0] += PING_NS // 100
-        manager.alive()
+        manager.on_deadline()
     assert len(systemd.heard()) <= 2
 
 

@@ -70,10 +70,20 @@ def test_how_often_and_how_long_counts_the_stretch_that_goes_on() -> None:
     assert row(published(raised_times=0, raised_seconds=0.0), "raised") == "never since the daemon started"
 
 
-def test_a_rivals_write_is_told() -> None:
-    status = published(last_rival_write={"min_hz": 612_000_000, "found_at_seconds": NOW_SECONDS - 4})
-    assert row(status, "rival").startswith("another program set min_freq to 612 MHz while it was raised, found ")
-    assert row(status, "rival").endswith("(4.0 s ago)")
+@pytest.mark.parametrize(
+    ("pid", "name", "writer"),
+    [
+        (812, "nvpmodel", "nvpmodel (pid 812)"),
+        (812, "?", "a program that has ended (pid 812)"),
+        (0, "?", "a program in another pid namespace"),
+        (None, "?", "another program"),
+    ],
+)
+def test_a_rivals_write_is_told(pid: int | None, name: str, writer: str) -> None:
+    write = {"attribute": "min_freq", "hz": 612_000_000, "pid": pid, "name": name, "at_seconds": NOW_SECONDS - 4}
+    status = published(last_rival_write=write)
+    assert row(status, "rival").startswith(f"min_freq set to 612 MHz by {writer} (at ")
+    assert row(status, "rival").endswith("(4.0 s ago))")
 
 
 def test_settings_are_shown_as_the_file_has_them() -> None:
