@@ -160,7 +160,7 @@ class FloorControl:
 
     def _written(self, attribute: str, pid: int | None) -> None:
         """Another program has set a limit. `pid` is None where only the value was found."""
-        if attribute == "min_freq" and self.raised_hz is not None:
+        if attribute == "min_freq" and self._floor.is_up_here:
             self._contest.undone(time.monotonic_ns())
             self._settle_ns = self._contest.down_until_ns
             self._is_down()
@@ -175,7 +175,7 @@ class FloorControl:
 
     def _follow_max(self, either_way: bool) -> None:
         """max_freq may allow another floor now. The kernel follows a lower one, a thermal cap, without being told."""
-        if self.node is None or self.raised_hz is None:
+        if self.node is None or self.raised_hz is None or not self._floor.is_up_here:
             return
         try:
             floor_hz = self.node.floor_hz(self.settings.floor_hz)

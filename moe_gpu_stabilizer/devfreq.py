@@ -105,9 +105,10 @@ class Node:
         path = self.directory / "min_freq"
         logger.debug("writing %d to %s", frequency_hz, path)
         try:
-            # sysfs takes a value in one write(); it reports a refusal there.
-            with open(path, "wb", buffering=0) as file:
+            # sysfs takes a value in one write(); it reports a refusal there. A simulated node is never empty for a moment.
+            with open(path, "r+b", buffering=0) as file:
                 file.write(b"%d\n" % frequency_hz)
+                file.truncate()
         except OSError as error:
             raise DevfreqError(f"cannot write {frequency_hz} to {path}: {error.strerror}") from None
 

@@ -31,6 +31,11 @@ class Floor:
         """What min_freq has been raised to; None while it is not."""
         return self.raised.written_hz[-1] if self.raised else None
 
+    @property
+    def is_up_here(self) -> bool:
+        """Is it this node's floor that is up, not that of another one that has refused to take it back?"""
+        return self.raised is not None and self.raised.node == str(self.node)
+
     def raise_to(self, wanted_hz: int | None) -> int | None:
         """Raise min_freq to `wanted_hz` (None: the highest available), or change a raised one to that.
 
@@ -40,7 +45,7 @@ class Floor:
         """
         if self.node is None:
             raise DevfreqError("no GPU node")
-        if self.raised is not None and self.raised.node != str(self.node):
+        if self.raised is not None and not self.is_up_here:
             raise DevfreqError(f"the floor of {self.raised.node} is still to be given back")
         floor_hz = self.node.floor_hz(wanted_hz)
         now_hz = self.node.min_hz
@@ -84,7 +89,7 @@ class Floor:
 
     def is_undone(self) -> bool:
         """Is the floor up, and yet min_freq not what was written? Raises DevfreqError."""
-        if self.raised is None or self.node is None:
+        if self.raised is None or self.node is None or not self.is_up_here:
             return False
         return not self._is_ours(self.node, self.node.min_hz, self.raised)
 

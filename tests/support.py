@@ -68,10 +68,10 @@ class PlainNode:
     @property
     def min_hz(self) -> int:
         """The floor now; a file that is just being rewritten is read again."""
-        while True:
-            text = (self.directory / "min_freq").read_text().strip()
-            if text:
-                return int(text)
+        deadline = time.monotonic() + 10
+        while not (text := (self.directory / "min_freq").read_text().strip()):
+            assert time.monotonic() < deadline, "min_freq stays empty"
+        return int(text)
 
 
 class RunningDaemon:
@@ -170,6 +170,11 @@ class RunningDaemon:
 
     def send(self, number: int) -> None:
         os.kill(self.pid, number)
+
+    def freeze(self) -> None:
+        """Stop it as Ctrl-Z does, until SIGCONT."""
+        self.send(signal.SIGSTOP)
+        wait_until(lambda: self._said_by_kernel("State").startswith("T"), "the daemon stopped")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End the daemon and return its exit status (negative: the signal that killed it)."""
