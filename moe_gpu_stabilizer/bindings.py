@@ -13,6 +13,7 @@ from typing import Protocol
 from .errors import ProbeError
 from .files import FileId, Version
 from .libraries import Library
+from .mounts import Mounts
 
 # For how long an update waits for the kernel to let go of what is to be probed anew. What is not done then fails.
 LEAVING_SECONDS = 0.5
@@ -61,16 +62,24 @@ class Change:
     attached: list[Library]
     detached: list[Library]
     failed: list[tuple[Library, str]]
+    waiting: int = 0  # for the kernel to let go of others
 
 
 class Bindings:
     """The probed files, by device and inode."""
 
-    def __init__(self, attacher: Attacher, watcher: Watcher | None) -> None:
+    def __init__(self, attacher: Attacher, watcher: Watcher | None, mounts: Mounts, most_files: int) -> None:
+        """No more than `most_files` have probes at any time, those included whose probes are being taken out."""
         self._attacher = attacher
+        self._mounts = mounts
+        self._most_files = most_files
         self._watcher = watcher
         self._bound: dict[FileId, Binding] = {}
         self._leaving: dict[FileId, list[threading.Thread]] = {}
+
+    @property
+    def files(self) -> set[FileId]:
+        return set(self._bound)
 
     @property
     def libraries(self) -> list[Library]:
@@ -93,6 +102,10 @@ class Bindings:
                 change.detached.append(self._let_go(file))
         for file, library in found.items():
             if file not in self._bound:
+                held = self.files | {file for file in self._leaving if self.is_leaving(file)}
+                if len(held - {file}) >= self._most_files:
+                    change.waiting += 1
+                    continue
                 try:
                     self._bound[file] = self._attach(library, patient_until_seconds)
                     change.attached.append(library)
@@ -142,7 +155,7 @@ class Bindings:
     def _attach(self, library: Library, patient_until_seconds: float) -> Binding:
         if not self._is_gone(library.version.file, patient_until_seconds):
             raise ProbeError("the kernel has not let go of its old content yet")
-        descriptor = library.place.open(library.version)
+        descriptor = library.place.open(library.version, self._mounts)
         if descriptor is None:
             raise ProbeError("it has gone or changed since it was looked at")
         binding = Binding(library, descriptor, [])

@@ -5,6 +5,7 @@ Read with pyelftools, in a child process: any user may have made the file.
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .files import Place, Version
 from .isolated import Child
+from .mounts import Mounts
 from .settings import NANOSECONDS
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ READ_SECONDS = 5
 # libllama has about 1 MB of symbols; a big static program 20 MB. What claims more is not read.
 MOST_TABLE_BYTES = 64 << 20
 MOST_SECTIONS = 4096
+# A file has one or two. Each may be as large as that, and takes a second then.
+MOST_SYMBOL_TABLES = 4
 
 ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 
@@ -49,7 +53,7 @@ class Reading:
         """Start it. Raises ChildError where there is no memory, process or descriptor left."""
         self.files = dict(files)
         self.deadline_ns = time.monotonic_ns() + READ_SECONDS * NANOSECONDS
-        self.child = Child(lambda: [offsets_at(place, version) for version, place in files.items()])
+        self.child = Child(lambda: read_offsets(self.files))
 
     def end(self) -> dict[Version, Offsets | None]:
         """End the child and return what it has found; None for a file that could not be opened.
@@ -59,10 +63,11 @@ class Reading:
         return dict(zip(self.files, self.child.end(), strict=True))
 
 
-def offsets_at(place: Place, version: Version) -> Offsets | None:
-    """Return function_offsets() of a file; None where it is not there any more, or has changed."""
-    descriptor = place.open(version)
-    return None if descriptor is None else function_offsets(descriptor)
+def read_offsets(files: Mapping[Version, Place]) -> list[Offsets | None]:
+    """Return function_offsets() of each file; None where it is not there any more, or has changed."""
+    mounts = Mounts()
+    descriptors = (place.open(version, mounts) for version, place in files.items())
+    return [None if descriptor is None else function_offsets(descriptor) for descriptor in descriptors]
 
 
 def function_offsets(file_descriptor: int) -> Offsets:
@@ -99,10 +104,9 @@ def _defined_functions(elf: ELFFile, file_bytes: int) -> Iterator[tuple[str, int
 
     The name's place in the string table is searched first; then only symbols with that place are looked at.
     """
-    for index in range(min(elf.num_sections(), MOST_SECTIONS)):
-        header = elf.get_section(index)
-        if header["sh_type"] not in ("SHT_SYMTAB", "SHT_DYNSYM"):
-            continue
+    sections = map(elf.get_section, range(min(elf.num_sections(), MOST_SECTIONS)))
+    tables = (section for section in sections if section["sh_type"] in ("SHT_SYMTAB", "SHT_DYNSYM"))
+    for header in itertools.islice(tables, MOST_SYMBOL_TABLES):
         strings = _table(elf, elf.get_section(header["sh_link"]), file_bytes)
         places = {place: name for name in PROBED_FUNCTIONS for place in _places(strings, name)}
         if not places:
