@@ -129,7 +129,9 @@ class Finder:
             if offsets:
                 standing = standings.get(version, Standing.USED)
                 found[version.file] = Library(version, place, offsets, standing, version.file in called)
-        return found
+        # What lies about is in the order in which it is named.
+        named = {lying.version: place for place, lying in enumerate(reversed(self._lying))}
+        return dict(sorted(found.items(), key=lambda item: -named.get(item[1].version, -1)))
 
     def visit_soon(self, pid: int) -> None:
         """This process uses a library, perhaps only since the last visit: look at it at the next scan."""

@@ -184,9 +184,9 @@ def mount_id_of(descriptor: int) -> int:
 
 
 def device_of(descriptor: int) -> bytes:
-    """The device that a descriptor's file system counts as, in the table's form. What is known of it must do (statx(2)).
+    """The device that a descriptor's file system counts as, in the form that the table has.
 
-    FUSE, NFS and an overlay above them ask nobody then.
+    What the kernel knows must do: neither FUSE nor NFS, nor an overlay above them, asks anybody then (statx(2)).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     answer = ctypes.create_string_buffer(STATX_BYTES)

@@ -29,6 +29,7 @@ class Reader:
     def __init__(self) -> None:
         self.reading: Reading | None = None
         self.reads_likely = False  # files that look like llama.cpp
+        self.is_done = False  # with all that was seen
         self.offsets: dict[Version, Offsets] = {}
         self.rests_until_ns: int | None = None  # of CLOCK_MONOTONIC, where there is more to read then
         # Files that were in a reading which failed: each is read once more, by itself.
@@ -59,6 +60,7 @@ class Reader:
             if version not in known:
                 unread.setdefault(share_of(place.owner_id), {})[version] = place
         self._served = {share: turn for share, turn in self._served.items() if share in unread}
+        self.is_done = not unread and not self.reading
         if self.reading or not unread:
             return
         now_ns = time.monotonic_ns()
@@ -75,14 +77,17 @@ class Reader:
         self._turn += 1
         self._served[share] = self._turn
         self._began_ns = now_ns
-        chosen = self._choose(unread[share], likely)
+        chosen = self._choose(unread[share], first, likely)
         self.reads_likely = not likely.isdisjoint(chosen)
         self.reading = Reading(chosen)
 
-    def _choose(self, unread: Mapping[Version, Place], likely: Collection[Version]) -> dict[Version, Place]:
+    def _choose(
+        self, unread: Mapping[Version, Place], first: Collection[Version], likely: Collection[Version]
+    ) -> dict[Version, Place]:
         """Those that look like llama.cpp first; suspects last and alone."""
         fresh = [version for version in unread if version not in self._suspects]
-        chosen = [version for version in fresh if version in likely] or fresh or list(unread)[:1]
+        chosen = sorted((version for version in fresh if version in likely), key=lambda version: version not in first)
+        chosen = chosen or fresh or sorted(unread, key=lambda version: version not in first)[:1]
         return {version: unread[version] for version in chosen[:MOST_READ_AT_ONCE]}
 
     def finish(self) -> None:

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 # What could not be probed was perhaps being written, or the kernel had not let go of what it was: a tick may be far.
 RETRY_NS = 1_000_000_000
 
+# The daemon is ready when it has looked for libraries for so long, or knows those that are there.
+LONGEST_WAIT_NS = 5 * NANOSECONDS
+
 
 class Rebinder:
     """Finds libraries, attaches to new ones, lets go of dead ones, and says so.
@@ -99,13 +102,13 @@ class Rebinder:
         self._note_failures(found, change.failed)
         if change.waiting:
             self._retry_ns = time.monotonic_ns() + RETRY_NS
-        self._say_left_out(len(wanted) - len(chosen))
-        if not reader.reading:  # until all is read, a library may only seem to have nothing to watch
+        refused = {printable(path): printable(kind) for path, kind in self._finder.refused().items()}
+        self._troubles.replace("place", {path: say_refused(path, kind) for path, kind in refused.items()})
+        if reader.is_done:  # until all is read, a library may only seem to have nothing to watch
             useless = {printable(path): why for path, why in self._finder.without_functions().items()}
             messages = {path: f"nothing to watch in {path}: {why}" for path, why in useless.items()}
             self._troubles.replace("useless", messages)
-        refused = {printable(path): printable(kind) for path, kind in self._finder.refused().items()}
-        self._troubles.replace("place", {path: say_refused(path, kind) for path, kind in refused.items()})
+            self._say_left_out(len(wanted) - len(chosen))
 
     def _say_left_out(self, count: int) -> None:
         """Once, and again where it is ten times as many: somebody may start and end such programs all the time."""
@@ -119,7 +122,7 @@ class Rebinder:
     def _note_failures(self, found: Mapping[FileId, Library], failed: Sequence[tuple[Library, str]]) -> None:
         """What could not be probed is looked at anew once soon, then at each tick, and stays a trouble until then."""
         before = self._failed
-        still_unread = before if self._finder.reader.reading else {}
+        still_unread = {} if self._finder.reader.is_done else before
         self._failed = {file: told for file, told in still_unread.items() if file not in found}
         for library, why in failed:
             path = printable(library.place.path)
@@ -132,10 +135,12 @@ class Rebinder:
     def rebind_and_wait(self) -> None:
         """rebind(), and wait for the files that look like llama.cpp, which are read first."""
         self.rebind()
-        until_ns = time.monotonic_ns() + elf.READ_SECONDS * NANOSECONDS
+        until_ns = time.monotonic_ns() + LONGEST_WAIT_NS
         reader = self._finder.reader
         while reader.reading and reader.reads_likely and time.monotonic_ns() < until_ns:
-            reader.reading.child.receive_until(reader.reading.deadline_ns)
+            reader.reading.child.receive_until(min(until_ns, reader.reading.deadline_ns))
+            if not reader.reading.child.is_complete:
+                return
             self.on_deadline()
 
     def on_deadline(self) -> None:

@@ -146,6 +146,11 @@ class RunningDaemon:
         return str(self._settings["moe_flags"]).split()[0]
 
     @property
+    def settings(self) -> dict[str, object]:
+        """The keys of its configuration, without their prefix, as it was started with."""
+        return dict(self._settings)
+
+    @property
     def times_woken(self) -> int:
         """How often the daemon has gone to sleep since it started: once per wake-up."""
         return int(self._said_by_kernel("voluntary_ctxt_switches"))
@@ -177,11 +182,12 @@ class RunningDaemon:
         if self.process.poll() is None:
             self.send(number)
         try:
-            return self.process.wait(timeout=10)
+            # With as many libraries as it may watch, the kernel takes ten seconds to let go of their probes.
+            return self.process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise AssertionError(f"the daemon did not leave within 10 s:\n{self.log}") from None
+            raise AssertionError(f"the daemon did not leave within 30 s:\n{self.log}") from None
 
     def __enter__(self) -> RunningDaemon:
         try:
