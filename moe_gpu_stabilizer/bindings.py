@@ -7,6 +7,7 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,8 +86,8 @@ class Bindings:
     def libraries(self) -> list[Library]:
         return [binding.library for binding in self._bound.values()]
 
-    def update(self, found: dict[FileId, Library]) -> Change:
-        """Make the probed files those in `found`.
+    def update(self, found: dict[FileId, Library], keep: Collection[FileId] = ()) -> Change:
+        """Make the probed files those in `found`, and those of `keep` that are probed and unchanged.
 
         A file with new content is let go of first: the kernel keeps one copy of the instruction for each inode and
         offset, and must not use the old one in the new code. All others are let go of last, so that no call goes
@@ -111,8 +112,9 @@ class Bindings:
                     change.attached.append(library)
                 except (OSError, ProbeError) as error:
                     change.failed.append((library, str(error)))
+        changed = self.changed_unheard() if keep else []
         for file in list(self._bound):
-            if file not in found:
+            if file not in found and (file not in keep or file in changed):
                 change.detached.append(self._let_go(file))
         return change
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from . import elf
 from .bindings import Attacher, Bindings
@@ -51,6 +51,7 @@ class Rebinder:
         self._bindings = Bindings(attacher, self._watch, self._finder.mounts, MOST_PROBED_FILES)
         self._retry_ns: int | None = None
         self._said_left_out = 0
+        self._gone_ns: dict[FileId, int] = {}  # since when probed files are not found any more
         self._failed: dict[FileId, tuple[str, str]] = {}  # the path, and what is said of it
         self.use(settings)
 
@@ -93,7 +94,7 @@ class Rebinder:
         wanted = {file: library.only(self._functions) for file, library in found.items()}
         wanted = {file: library for file, library in wanted.items() if library.offsets}
         chosen = choose(wanted, self._bindings.files)
-        change = self._bindings.update(chosen)
+        change = self._bindings.update(chosen, self._not_replaced_yet(wanted))
         for library in change.attached:
             path, functions = printable(library.place.path), ", ".join(sorted(library.offsets))
             logger.info("attached %s (%s)", path, functions, extra=fields("attach", LIBRARY=path))
@@ -109,6 +110,14 @@ class Rebinder:
             messages = {path: f"nothing to watch in {path}: {why}" for path, why in useless.items()}
             self._troubles.replace("useless", messages)
             self._say_left_out(len(wanted) - len(chosen))
+
+    def _not_replaced_yet(self, wanted: Collection[FileId]) -> set[FileId]:
+        """The probed files that have gone a moment ago: what replaces them may still have to be read."""
+        now_ns = time.monotonic_ns()
+        self._gone_ns = {file: self._gone_ns.get(file, now_ns) for file in self._bindings.files - set(wanted)}
+        if self._finder.reader.is_done:
+            return set()
+        return {file for file, since_ns in self._gone_ns.items() if now_ns < since_ns + RETRY_NS}
 
     def _say_left_out(self, count: int) -> None:
         """Once, and again where it is ten times as many: somebody may start and end such programs all the time."""

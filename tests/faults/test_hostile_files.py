@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
 import random
+import re
+import shutil
+import stat
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -16,10 +23,10 @@ from moe_gpu_stabilizer.elf import PROBED_FUNCTIONS, READ_CPU_SECONDS, offsets_o
 from moe_gpu_stabilizer.isolated import call_in_child
 from tests.faults.hostile_elf import TERABYTE, Hostile, hostile_files, lie_in_symbols
 from tests.faults.ledger import Ledger
-from tests.faults.test_hostile_libraries import NOBODY, Run, Start, mapped, watched_by
+from tests.faults.test_hostile_libraries import NOBODY, Run, Start, copies, mapped, watched_by
 from tests.kernel.conftest import Llama
 from tests.kernel.test_libraries import raises_the_floor
-from tests.support import PlainNode, wait_until
+from tests.support import PlainNode, RunningDaemon, wait_until
 from tests.workload import build_library, build_program
 
 FILES, AT_ONCE, WORST = 3000, 100, 20
@@ -85,6 +92,7 @@ def test_files_that_lie_beside_a_good_one(
     assert len(lying) > WORST // 2, "there are some that the kernel is asked to probe"
     with mapped(mappable), run() as good:
         daemon = start_daemon(libraries=f"{llama.library}:{tmp_path}/bad-*/*", rebind_seconds=0.5, hold_seconds=0.3)
+        daemon.wait_for_log(rf"^attached {llama.library} ", seconds=60)
         raises_the_floor(good, node)
         wait_until(lambda: psutil.Process(daemon.pid).children() == [], "all have been read", seconds=120)
         raises_the_floor(good, node)
@@ -114,8 +122,90 @@ def test_a_probe_in_the_middle_of_an_instruction_harms_only_who_runs_that_file(
             break
     program = build_program(tmp_path / "liar/llama-server", llama.library)
     daemon = start_daemon(libraries=f"{liar}:{llama.library}", rebind_seconds=0.3, hold_seconds=0.3)
-    daemon.wait_for_log(rf"^(attached {liar} |cannot attach to {liar}: )")
+    daemon.wait_for_log(rf"^(attached {liar} |cannot attach to {liar}: )", seconds=60)
+    daemon.wait_for_log(rf"^attached {llama.library} ", seconds=60)
     with run(program=program) as good:
         good.do("call 100")
         raises_the_floor(good, node)
     ledger.kept("a symbol that points into an instruction")
+
+
+# Names that lead somewhere else at every look.
+
+
+def test_names_that_change_all_the_time_lead_the_daemon_nowhere_else(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, tmp_path: Path, ledger: Ledger
+) -> None:
+    """A good library, links to /etc/shadow, /dev/zero, /proc/kmsg, another user's library, a FIFO, a folder, nothing.
+
+    They take each other's place as fast as a thread can rename them, below a configured path and a configured glob,
+    and so does the folder that they are in. What the daemon has open is only ever one of the libraries.
+    """
+    spare, place = tmp_path / "spare", tmp_path / "place"
+    (place / "folder").mkdir(parents=True)
+    spare.mkdir()
+    others = copies(llama.library, tmp_path / "others", 1, owner_id=1)[0]
+    name = place / "folder" / "libllama.so"
+    allowed = {os.stat(others).st_ino, os.stat(llama.library).st_ino}
+
+    def make(kind: int, path: Path) -> None:
+        targets = ("/etc/shadow", "/dev/zero", "/proc/kmsg", str(others), "/", str(path))
+        if kind < len(targets):
+            path.symlink_to(targets[kind])
+        elif kind == len(targets):
+            os.mkfifo(path)
+        else:
+            shutil.copy(llama.library, path)
+            allowed.add(path.stat().st_ino)
+
+    over = threading.Event()
+
+    def swap() -> None:
+        for turn in itertools.count():
+            if over.is_set():
+                return
+            path = spare / str(turn)
+            make(turn % 9, path)
+            os.rename(path, name)
+            if turn % 7 == 0:
+                (place / "folder").rename(place / "away")
+                (place / "folder").symlink_to("/etc")
+                (place / "folder").unlink()
+                (place / "away").rename(place / "folder")
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    try:
+        daemon = start_daemon(libraries=f"{name}:{place}/*/*.so:{llama.library}", rebind_seconds=0.2, hold_seconds=0.3)
+        opened: set[tuple[int, int]] = set()
+        began = daemon.times_woken
+        with run() as good:
+            for _ in range(5):
+                for _ in range(100):
+                    opened |= files_open_in(daemon)
+                raises_the_floor(good, node)
+        assert daemon.times_woken > began
+    finally:
+        over.set()
+        swapper.join()
+    status = json.loads(daemon.command("--status", "--json").stdout)
+    assert str(llama.library) in {library["path"] for library in status["libraries"]}
+    assert {inode for device, inode in opened if device == tmp_path.stat().st_dev} <= allowed
+    assert {os.stat(path).st_ino for path in ("/etc/shadow", "/etc/passwd")}.isdisjoint(inode for _, inode in opened)
+    assert daemon.stop() == 0
+    ledger.kept("names that change under the finder")
+
+
+def files_open_in(daemon: RunningDaemon) -> set[tuple[int, int]]:
+    """Device and inode of each library or stranger that the daemon has open for reading."""
+    found = set()
+    own = (str(daemon.runtime), str(daemon.log_path), "/proc/", "/sys/")
+    for descriptor in os.listdir(f"/proc/{daemon.pid}/fd"):
+        with contextlib.suppress(OSError):  # closed since
+            path = f"/proc/{daemon.pid}/fd/{descriptor}"
+            flags = re.search(r"^flags:\s+(\d+)$", Path(f"/proc/{daemon.pid}/fdinfo/{descriptor}").read_text(), re.M)
+            status = os.stat(path)
+            is_handle = flags is None or int(flags[1], 8) & os.O_PATH
+            if not is_handle and stat.S_ISREG(status.st_mode) and not os.readlink(path).startswith(own):
+                found.add((status.st_dev, status.st_ino))
+    return found
