@@ -7,12 +7,14 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 from .errors import ProbeError
 from .files import FileId, Version
 from .libraries import Library
+from .mounts import Mounts
 
 # For how long an update waits for the kernel to let go of what is to be probed anew. What is not done then fails.
 LEAVING_SECONDS = 0.5
@@ -61,23 +63,31 @@ class Change:
     attached: list[Library]
     detached: list[Library]
     failed: list[tuple[Library, str]]
+    waiting: int = 0  # for the kernel to let go of others
 
 
 class Bindings:
     """The probed files, by device and inode."""
 
-    def __init__(self, attacher: Attacher, watcher: Watcher | None) -> None:
+    def __init__(self, attacher: Attacher, watcher: Watcher | None, mounts: Mounts, most_files: int) -> None:
+        """No more than `most_files` have probes at any time, those included whose probes are being taken out."""
         self._attacher = attacher
+        self._mounts = mounts
+        self._most_files = most_files
         self._watcher = watcher
         self._bound: dict[FileId, Binding] = {}
         self._leaving: dict[FileId, list[threading.Thread]] = {}
 
     @property
+    def files(self) -> set[FileId]:
+        return set(self._bound)
+
+    @property
     def libraries(self) -> list[Library]:
         return [binding.library for binding in self._bound.values()]
 
-    def update(self, found: dict[FileId, Library]) -> Change:
-        """Make the probed files those in `found`.
+    def update(self, found: dict[FileId, Library], keep: Collection[FileId] = ()) -> Change:
+        """Make the probed files those in `found`, and those of `keep` that are probed and unchanged.
 
         A file with new content is let go of first: the kernel keeps one copy of the instruction for each inode and
         offset, and must not use the old one in the new code. All others are let go of last, so that no call goes
@@ -93,13 +103,18 @@ class Bindings:
                 change.detached.append(self._let_go(file))
         for file, library in found.items():
             if file not in self._bound:
+                held = self.files | {file for file in self._leaving if self.is_leaving(file)}
+                if len(held - {file}) >= self._most_files:
+                    change.waiting += 1
+                    continue
                 try:
                     self._bound[file] = self._attach(library, patient_until_seconds)
                     change.attached.append(library)
                 except (OSError, ProbeError) as error:
                     change.failed.append((library, str(error)))
+        changed = self.changed_unheard() if keep else []
         for file in list(self._bound):
-            if file not in found:
+            if file not in found and (file not in keep or file in changed):
                 change.detached.append(self._let_go(file))
         return change
 
@@ -142,7 +157,7 @@ class Bindings:
     def _attach(self, library: Library, patient_until_seconds: float) -> Binding:
         if not self._is_gone(library.version.file, patient_until_seconds):
             raise ProbeError("the kernel has not let go of its old content yet")
-        descriptor = library.place.open(library.version)
+        descriptor = library.place.open(library.version, self._mounts)
         if descriptor is None:
             raise ProbeError("it has gone or changed since it was looked at")
         binding = Binding(library, descriptor, [])

@@ -12,14 +12,17 @@ from typing import Any, NamedTuple
 import psutil
 
 from . import status
+from .choice import choose, say_left_out
 from .errors import StabilizerError
 from .files import FileId
 from .invocation import again_as_root
 from .kernel_support import Finding
-from .libraries import Finder, Library
+from .libraries import Finder, Library, say_refused
 from .matching import Verdict
+from .mounts import Mounts
 from .policy import Process
 from .processes import PROC, ProcessVanishedError, identify, printable
+from .reach import reached
 from .runtime import Runtime
 from .settings import Settings
 from .tracker import judge_now
@@ -43,6 +46,14 @@ class UnwatchedLibrary:
     path: str
     configured: bool
     readable: bool
+
+
+@dataclass(frozen=True)
+class UntouchedLibrary:
+    """What may be a library, where nobody may answer: whoever asks for it might wait for ever."""
+
+    path: str
+    file_system: str
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,8 @@ class Llama:
 
     libraries: tuple[WatchedLibrary, ...]
     unwatched: tuple[UnwatchedLibrary, ...]
+    untouched: tuple[UntouchedLibrary, ...]
+    left_out: int  # libraries beyond as many as may be watched
     processes: tuple[UsingProcess, ...]
     unseen_processes: int | None  # None: /proc shows only one's own
 
@@ -77,7 +90,8 @@ class Llama:
 def look_at_llama(settings: Settings, places: Sequence[str], runtime: Runtime) -> Llama:
     """Look as the daemon does, with the rights of this user. Turns are counted in the kernel, by a running daemon."""
     finder = Finder(settings.libraries, places)
-    libraries = finder.scan(time.monotonic_ns())
+    found = finder.scan(time.monotonic_ns())
+    libraries = choose(found, ())
     listed = {process.pid: process.info for process in psutil.process_iter(["name", "username", "memory_info"])}
     return Llama(
         libraries=tuple(
@@ -85,19 +99,25 @@ def look_at_llama(settings: Settings, places: Sequence[str], runtime: Runtime) -
             for library in sorted(libraries.values(), key=lambda library: library.place.path)
         ),
         unwatched=tuple(look_at_unwatched(finder)),
+        untouched=tuple(UntouchedLibrary(printable(path), printable(kind)) for path, kind in finder.refused().items()),
+        left_out=len(found) - len(libraries),
         processes=tuple(look_at_processes(finder, libraries, listed, settings, seen_by_daemon(runtime))),
         unseen_processes=count_unseen(finder, listed),
     )
 
 
 def look_at_unwatched(finder: Finder) -> Iterator[UnwatchedLibrary]:
-    try:
-        paths = sorted(finder.without_functions())
-    except OSError:  # a file went while it was looked at
-        return
-    for path in paths:
+    for path in sorted(finder.without_functions()):
         configured = path in finder.patterns
-        yield UnwatchedLibrary(printable(path), configured, configured or os.access(path, os.R_OK))
+        yield UnwatchedLibrary(printable(path), configured, configured or is_readable(path, finder.mounts))
+
+
+def is_readable(path: str, mounts: Mounts) -> bool:
+    try:
+        with reached(path, mounts) as handle:
+            return os.access(f"/proc/self/fd/{handle}", os.R_OK)
+    except OSError:  # it went while it was looked at
+        return False
 
 
 def look_at_processes(
@@ -161,6 +181,10 @@ def llama_findings(llama: Llama, as_root: bool) -> Iterator[Finding]:
         yield llama_finding("library", "note", "none found yet; the daemon attaches when one is in use")
     for unwatched in llama.unwatched:
         yield unwatched_finding(unwatched, as_root)
+    for untouched in llama.untouched:
+        yield llama_finding("library", "note", *said_with_remedy(say_refused(untouched.path, untouched.file_system)))
+    if llama.left_out:
+        yield llama_finding("library", "note", *said_with_remedy(say_left_out(llama.left_out)))
     for process in llama.processes:
         says = {True: "counts", False: "is ignored", None: "unknown"}[process.counts]
         more = remark(process.counts is True, process.reason, process.turns)
@@ -173,6 +197,12 @@ def llama_findings(llama: Llama, as_root: bool) -> Iterator[Finding]:
         yield llama_finding("process", "ok", "none is running with these libraries")
     if llama.unseen_processes != 0:
         yield unseen_finding(llama.unseen_processes, as_root)
+
+
+def said_with_remedy(line: str) -> tuple[str, str]:
+    """What the log says in one line, in two."""
+    says, _, remedy = line.rpartition("; ")
+    return says, remedy
 
 
 def unwatched_finding(unwatched: UnwatchedLibrary, as_root: bool) -> Finding:

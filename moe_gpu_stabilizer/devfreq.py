@@ -105,7 +105,7 @@ class Node:
         path = self.directory / "min_freq"
         logger.debug("writing %d to %s", frequency_hz, path)
         try:
-            # sysfs takes a value in one write(); it reports a refusal there. A simulated node is never empty for a moment.
+            # sysfs takes a value in one write(); it reports a refusal there. A plain file must not be empty meanwhile.
             with open(path, "r+b", buffering=0) as file:
                 file.write(b"%d\n" % frequency_hz)
                 file.truncate()

@@ -5,6 +5,7 @@ Read with pyelftools, in a child process: any user may have made the file.
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import time
@@ -12,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .files import Place, Version
-from .isolated import Child
+from .isolated import Child, limit_cpu
+from .mounts import Mounts
 from .settings import NANOSECONDS
 
 if TYPE_CHECKING:
@@ -24,12 +26,21 @@ CALLS = ("llama_decode", "llama_process", "llama_synchronize")
 GRAPH, SECTION = "ggml_backend_sched_graph_compute_async", "ggml_graph_compute"
 PROBED_FUNCTIONS = (*CALLS, GRAPH, SECTION)
 
-# For one child. Reading a libllama takes 5 ms.
-READ_SECONDS = 5
+# For one child. Reading a libllama takes 5 ms, a file that is made to take long a second. The rest of the time is for a
+# machine that is busy: a good library must not be taken for a bad one because a hundred programs compute.
+READ_CPU_SECONDS, READ_SECONDS = 5, 60
 
 # libllama has about 1 MB of symbols; a big static program 20 MB. What claims more is not read.
 MOST_TABLE_BYTES = 64 << 20
 MOST_SECTIONS = 4096
+# A file has one or two. Each may be as large as that, and takes a second then.
+MOST_SYMBOL_TABLES = 4
+
+# What files that lie have made pyelftools raise, and its like. Anything else ends the child.
+STUMBLES = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError,
+    ValueError, struct.error,
+)  # fmt: skip
 
 ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 
@@ -49,7 +60,7 @@ class Reading:
         """Start it. Raises ChildError where there is no memory, process or descriptor left."""
         self.files = dict(files)
         self.deadline_ns = time.monotonic_ns() + READ_SECONDS * NANOSECONDS
-        self.child = Child(lambda: [offsets_at(place, version) for version, place in files.items()])
+        self.child = Child(lambda: read_offsets(self.files))
 
     def end(self) -> dict[Version, Offsets | None]:
         """End the child and return what it has found; None for a file that could not be opened.
@@ -59,17 +70,31 @@ class Reading:
         return dict(zip(self.files, self.child.end(), strict=True))
 
 
-def offsets_at(place: Place, version: Version) -> Offsets | None:
-    """Return function_offsets() of a file; None where it is not there any more, or has changed."""
-    descriptor = place.open(version)
-    return None if descriptor is None else function_offsets(descriptor)
+def read_offsets(files: Mapping[Version, Place]) -> list[Offsets | None]:
+    """Return function_offsets() of each file; None where it is not there any more, or has changed."""
+    limit_cpu(READ_CPU_SECONDS)
+    mounts = Mounts()
+    descriptors = (place.open(version, mounts) for version, place in files.items())
+    return [None if descriptor is None else offsets_or_none(descriptor) for descriptor in descriptors]
+
+
+def offsets_or_none(descriptor: int) -> Offsets:
+    """Return function_offsets(), which are none in a file that its reader stumbles over."""
+    from elftools.common.exceptions import ELFError
+
+    try:
+        return function_offsets(descriptor)
+    except (ELFError, *STUMBLES):
+        return {}
+    finally:
+        os.close(descriptor)
 
 
 def function_offsets(file_descriptor: int) -> Offsets:
     """Return the file offsets, in bytes, of those PROBED_FUNCTIONS that this 64-bit little-endian ELF file defines.
 
     Empty where it is no such file or defines none. A file that lies about itself may raise anything that pyelftools
-    and struct raise, which is why a Reading does this in a child. A uprobe's offset is st_value - p_vaddr +
+    and struct raise. A uprobe's offset is st_value - p_vaddr +
     p_offset of the executable segment that holds the symbol.
     """
     from elftools.elf.elffile import ELFFile
@@ -85,10 +110,12 @@ def function_offsets(file_descriptor: int) -> Offsets:
             if segment["p_type"] == "PT_LOAD" and segment["p_flags"] & EXECUTABLE
         ]
         offsets: Offsets = {}
-        for name, address in _defined_functions(elf, os.fstat(file_descriptor).st_size):
+        file_bytes = os.fstat(file_descriptor).st_size
+        for name, address in _defined_functions(elf, file_bytes):
             for segment in segments:
-                if segment["p_vaddr"] <= address < segment["p_vaddr"] + segment["p_filesz"]:
-                    offsets[name] = address - segment["p_vaddr"] + segment["p_offset"]
+                offset = address - segment["p_vaddr"] + segment["p_offset"]
+                if segment["p_vaddr"] <= address < segment["p_vaddr"] + segment["p_filesz"] and offset < file_bytes:
+                    offsets[name] = offset
         return offsets
 
 
@@ -99,10 +126,9 @@ def _defined_functions(elf: ELFFile, file_bytes: int) -> Iterator[tuple[str, int
 
     The name's place in the string table is searched first; then only symbols with that place are looked at.
     """
-    for index in range(min(elf.num_sections(), MOST_SECTIONS)):
-        header = elf.get_section(index)
-        if header["sh_type"] not in ("SHT_SYMTAB", "SHT_DYNSYM"):
-            continue
+    sections = map(elf.get_section, range(min(elf.num_sections(), MOST_SECTIONS)))
+    tables = (section for section in sections if section["sh_type"] in ("SHT_SYMTAB", "SHT_DYNSYM"))
+    for header in itertools.islice(tables, MOST_SYMBOL_TABLES):
         strings = _table(elf, elf.get_section(header["sh_link"]), file_bytes)
         places = {place: name for name in PROBED_FUNCTIONS for place in _places(strings, name)}
         if not places:

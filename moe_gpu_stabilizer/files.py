@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import NamedTuple
+
+from .mounts import Mounts
+from .reach import open_for_reading, reached
 
 
 class FileId(NamedTuple):
@@ -34,12 +38,16 @@ class Place(NamedTuple):
 
     path: str
     openable: str
+    owner_id: int = 0  # the user whose file it is
 
-    def open(self, version: Version) -> int | None:
+    def open(self, version: Version, mounts: Mounts) -> int | None:
         """Open the file for reading; None where it is gone, closed to us, or its content is another by now."""
         try:
-            # Without O_NONBLOCK, opening a FIFO that somebody has put there would wait for a writer.
-            descriptor = os.open(self.openable, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with reached(self.openable, mounts) as handle:
+                status = os.fstat(handle)
+                if Version.of(status) != version or not stat.S_ISREG(status.st_mode):
+                    return None
+                descriptor = open_for_reading(handle)
         except OSError:
             return None
         if Version.of(os.fstat(descriptor)) == version:

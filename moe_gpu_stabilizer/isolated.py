@@ -65,6 +65,11 @@ class Child:
         self._complete = not chunk
         return self._complete
 
+    @property
+    def is_complete(self) -> bool:
+        """Has all of the answer arrived?"""
+        return self._complete
+
     def receive_until(self, deadline_ns: int) -> None:
         """Receive until the answer is complete, or until that moment of CLOCK_MONOTONIC."""
         poller = select.poll()
@@ -157,3 +162,10 @@ def limit_memory() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     allowed = CHILD_MEMORY_BYTES if most == resource.RLIM_INFINITY else min(CHILD_MEMORY_BYTES, most)
     resource.setrlimit(resource.RLIMIT_AS, (allowed, most))
+
+
+def limit_cpu(seconds: int) -> None:
+    """End this process when it has computed for so long."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    allowed = seconds if most == resource.RLIM_INFINITY else min(seconds, most)
+    resource.setrlimit(resource.RLIMIT_CPU, (allowed, allowed))

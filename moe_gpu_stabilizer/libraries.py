@@ -7,19 +7,22 @@ carries the functions itself.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
-import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from .elf import Offsets, Reading
+from .elf import Offsets
 from .files import FileId, Place, Version
-from .isolated import ChildError
-from .mappings import files_used_by
-from .processes import PROC, ProcessVanishedError, every_pid_and_inode
+from .mounts import Mounts
+from .processes import PROC
+from .reach import Reached, expand
+from .reader import Reader
+from .shares import Standing
+from .visits import Visit, Visits
 
 # Where distributions, `cmake --install` and a build in place put libllama. No recursion: they are looked through at
 # every tick.
@@ -38,18 +41,12 @@ USUAL_PLACES = (
 # libllama.so.0.5.0, libllama.v0.5.0.so; not libllama-common.so, which comes with it and has none of the functions.
 CORE_NAME = re.compile(r"libllama\.(so|v\d)")
 
-# Reading a file's symbols takes some milliseconds. A child is given no more files than this.
-MOST_READ_AT_ONCE = 32
-
 LIKELY = re.compile("llama|libggml")
 
 NOTHING_TO_PROBE = "it has no llama_decode, nor what ggml computes graphs with"
 
-# A process may load the library long after its start (a Python program that imports a binding). It is looked at when
-# it is new, again whenever the time it is known for has doubled, and at last about once a minute.
-FIRST_REVISIT_NS = 1_000_000_000
-LAST_REVISIT_NS = 60_000_000_000
-NEVER_NS = 1 << 62
+# So many of one kind are worth a line each.
+MOST_TOLD = 8
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,8 @@ class Library:
     version: Version
     place: Place
     offsets: Offsets = field(hash=False)
+    standing: Standing = Standing.USED
+    called: bool = False  # by one of the processes that use it
 
     def is_probed_as(self, other: Library) -> bool:
         """Is it the same content, with the same functions to probe?"""
@@ -69,15 +68,17 @@ class Library:
         return replace(self, offsets={name: at for name, at in self.offsets.items() if name in functions})
 
 
-@dataclass
-class Visit:
-    """When to look at a running process next, and which files it uses."""
+class Lying(NamedTuple):
+    """A file that a pattern leads to, whether it is in use or not."""
 
-    inode: int  # of its directory in /proc, which is another one when the pid is used again
-    known_since_ns: int
-    next_ns: int
-    uses: dict[Version, Place] = field(default_factory=dict)
-    readable: bool = True
+    version: Version
+    place: Place
+    standing: Standing
+    pattern: str
+
+    @classmethod
+    def of(cls, one: Reached, standing: Standing, pattern: str) -> Lying:
+        return cls(Version.of(one.status), Place(one.real, one.path, one.status.st_uid), standing, pattern)
 
 
 class Finder:
@@ -85,151 +86,99 @@ class Finder:
 
     def __init__(self, patterns: Sequence[str] = (), places: Sequence[str] = USUAL_PLACES, proc: Path = PROC) -> None:
         self.patterns = tuple(patterns)
-        self.visits: dict[int, Visit] = {}
+        self.mounts = Mounts()
+        self.reader = Reader()
+        self._visits = Visits(self.mounts, proc)
         self._places = tuple(places)
-        self._proc = proc
-        self.reading: Reading | None = None
-        self._offsets: dict[Version, Offsets] = {}
-        # Files that were in a reading which failed: each is read once more, by itself.
-        self._suspects: set[Version] = set()
-        # Files that could not be opened there. They are tried again where another process leads to them.
-        self._closed: dict[Version, Place] = {}
+        self._lying: list[Lying] = []
+        self._refused: dict[str, dict[str, str]] = {}  # by configured pattern: which places may not be touched
+
+    @property
+    def visits(self) -> dict[int, Visit]:
+        """The running processes, by pid."""
+        return self._visits.by_pid
 
     def scan(self, now_ns: int) -> dict[FileId, Library]:
         """Return what is worth probing, by file, and wait until all files have been read."""
-        found = self.look(now_ns)
-        while self.reading:
-            self.reading.child.receive_until(self.reading.deadline_ns)
-            self.finish_reading()
-            found = self.look(now_ns)
+        found = self.look(now_ns, in_haste=True)
+        while self.reader.reading:
+            self.reader.wait()
+            found = self.look(now_ns, in_haste=True)
         return found
 
-    def look(self, now_ns: int) -> dict[FileId, Library]:
+    def look(self, now_ns: int, in_haste: bool = False) -> dict[FileId, Library]:
         """Return what is known to be worth probing, by file, without waiting.
 
-        New files are read meanwhile: look again when `reading` is complete, or its deadline has passed, and
-        finish_reading() called.
+        New files are read meanwhile: look again when the reader's `reading` is complete, or its deadline has passed,
+        and finish() called. `in_haste` it does not rest between readings.
         """
-        self._visit_processes(now_ns)
-        seen: dict[Version, Place] = {}
-        for visit in self.visits.values():
-            seen.update(visit.uses)
-        lying = self.lying_about()
-        seen.update(lying)
-        self._offsets = {version: offsets for version, offsets in self._offsets.items() if version in seen}
-        self._suspects &= set(seen)
-        self._closed = {version: place for version, place in self._closed.items() if seen.get(version) == place}
-        if self.reading is None:
-            self._start_reading(seen, first=lying)
+        self._visits.update(now_ns)
+        self._look_around()
+        seen, standings = self._visits.used(), {}
+        for lying in reversed(self._lying):  # what is configured has the last word
+            seen[lying.version] = lying.place
+            standings[lying.version] = lying.standing
+        self.reader.keep(seen)
+        self.reader.start(seen, standings.keys(), in_haste)
         found: dict[FileId, Library] = {}
+        called = self._visits.called()
         # Of two contents of one file only the later is real: a process may have been visited before the rewrite.
         for version, place in sorted(seen.items(), key=lambda item: item[0].modified_ns):
             found.pop(version.file, None)
-            offsets = self._offsets.get(version)
+            offsets = self.reader.offsets.get(version)
             if offsets:
-                found[version.file] = Library(version, place, offsets)
-        return found
+                standing = standings.get(version, Standing.USED)
+                found[version.file] = Library(version, place, offsets, standing, version.file in called)
+        # What lies about is in the order in which it is named.
+        named = {lying.version: place for place, lying in enumerate(reversed(self._lying))}
+        return dict(sorted(found.items(), key=lambda item: -named.get(item[1].version, -1)))
 
     def visit_soon(self, pid: int) -> None:
         """This process uses a library, perhaps only since the last visit: look at it at the next scan."""
-        if pid in self.visits:
-            self.visits[pid].next_ns = 0
+        self._visits.soon(pid)
 
     def look_again(self, file: FileId) -> None:
         """The file's content may have changed, also where size and times say nothing: read it again."""
-        self._offsets = {version: offsets for version, offsets in self._offsets.items() if version.file != file}
-        for visit in self.visits.values():
-            if any(version.file == file for version in visit.uses):
-                visit.next_ns = 0
+        self.reader.forget(file)
+        self._visits.of_file_soon(file)
 
-    def lying_about(self) -> dict[Version, Place]:
-        """The files that match a configured pattern or lie in a usual place."""
-        versions: dict[Version, Place] = {}
-        for pattern in (*self.patterns, *self._places):
-            for path in matches(pattern):
-                try:
-                    status = os.stat(path)
-                except OSError:  # a dangling link, or deleted since
-                    continue
-                if stat.S_ISREG(status.st_mode):
-                    versions.setdefault(Version.of(status), Place(os.path.realpath(path), path))
-        return versions
+    def _refuse(self, pattern: str, path: str, kind: str) -> None:
+        self._refused.setdefault(pattern, {})[path] = kind
+
+    def _look_around(self) -> None:
+        """Note the files that match a configured pattern or lie in a usual place."""
+        self._lying, self._refused = [], {}
+        for pattern in self.patterns:
+            for one in expand(pattern, self.mounts, partial(self._refuse, pattern)):
+                self._lying.append(Lying.of(one, Standing.CONFIGURED, pattern))
+        for pattern in self._places:
+            # Somebody's home may lie on a server; that is worth no line before a library is in use there.
+            for one in expand(pattern, self.mounts, lambda _path, _kind: None):
+                roots_own = one.status.st_uid == 0 and not pattern.startswith("/home/")
+                self._lying.append(Lying.of(one, Standing.USUAL if roots_own else Standing.USED, pattern))
+
+    def refused(self) -> dict[str, str]:
+        """What may not be touched, with the kind of its place: configured, or by its name a part of llama.cpp."""
+        used = {path: kind for path, kind in self._visits.refused().items() if LIKELY.search(os.path.basename(path))}
+        configured = {path: kind for places in self._refused.values() for path, kind in places.items()}
+        return dict(list({**configured, **dict(sorted(used.items()))}.items())[:MOST_TOLD])
 
     def without_functions(self) -> dict[str, str]:
         """What the owner should know is not watched, and why: a libllama without the functions, a pattern in vain."""
-        lying = self.lying_about()
-        watched = {place.path for version, place in lying.items() if self._offsets.get(version)}
-        cores = {place.path for place in lying.values() if CORE_NAME.match(os.path.basename(place.path))}
-        useless = dict.fromkeys(cores - watched, "it has no llama_decode")
+        useless: dict[str, str] = {}
         for pattern in self.patterns:
-            paths = matches(pattern)
-            if watched.isdisjoint(map(os.path.realpath, paths)):
-                useless[pattern] = NOTHING_TO_PROBE if any(map(os.path.isfile, paths)) else "no such file"
-        return useless
-
-    def _visit_processes(self, now_ns: int) -> None:
-        alive = every_pid_and_inode(self._proc)
-        self.visits = {pid: visit for pid, visit in self.visits.items() if alive.get(pid) == visit.inode}
-        for pid, inode in alive.items():
-            visit = self.visits.get(pid)
-            if visit is None:
-                visit = self.visits[pid] = Visit(inode, now_ns, now_ns)
-            if visit.next_ns <= now_ns:
-                self._visit(pid, visit, now_ns)
-
-    def _visit(self, pid: int, visit: Visit, now_ns: int) -> None:
-        wait_ns = min(max(now_ns - visit.known_since_ns, FIRST_REVISIT_NS), LAST_REVISIT_NS)
-        # Spread by pid, or all that was there at the start would be visited in the same tick for ever.
-        visit.next_ns = now_ns + wait_ns - wait_ns // 4 * (pid % 8) // 8
-        directory = self._proc / str(pid)
-        try:
-            visit.uses = dict(files_used_by(directory))
-        except FileNotFoundError:  # a kernel thread has no executable
-            visit.next_ns = NEVER_NS
-        except ProcessVanishedError:
-            pass
-        except OSError:  # another user's, without root; or its executable lies where no disk answers
-            visit.readable = False
-
-    def _start_reading(self, seen: dict[Version, Place], first: Collection[Version]) -> None:
-        """Begin to read files that are not known: `first` and what looks like llama.cpp, suspects last and alone."""
-        known = self._offsets.keys() | self._closed.keys()
-        unread = {version: place for version, place in seen.items() if version not in known}
-        likely = [
-            version for version, place in unread.items() if version in first or LIKELY.search(place.path.split("/")[-1])
-        ]
-        for choice, most in (
-            ([version for version in likely if version not in self._suspects], MOST_READ_AT_ONCE),
-            ([version for version in unread if version not in self._suspects], MOST_READ_AT_ONCE),
-            ([version for version in unread if version in self._suspects], 1),
-        ):
-            if choice:
-                self.reading = Reading({version: unread[version] for version in choice[:most]})
-                return
-
-    def finish_reading(self) -> None:
-        """Take what has been read. Files that made their reader fail, or take too long, are taken to have nothing."""
-        assert self.reading is not None
-        reading, self.reading = self.reading, None
-        try:
-            answers = reading.end()
-        except ChildError:
-            if len(reading.files) > 1:
-                self._suspects.update(reading.files)
-                return
-            answers = {version: {} for version in reading.files}
-        for version, offsets in answers.items():
-            if offsets is None:
-                self._closed[version] = reading.files[version]
-            else:
-                self._offsets[version] = offsets
+            versions = [lying.version for lying in self._lying if lying.pattern == pattern]
+            if pattern not in self._refused and not any(map(self.reader.offsets.get, versions)):
+                useless[pattern] = NOTHING_TO_PROBE if versions else "no such file"
+        cores = [lying for lying in self._lying if CORE_NAME.match(os.path.basename(lying.place.path))]
+        silent = [lying.place.path for lying in cores if not self.reader.offsets.get(lying.version)]
+        return {**dict.fromkeys(sorted(set(silent))[:MOST_TOLD], "it has no llama_decode"), **useless}
 
     def close(self) -> None:
         """Give up what is being read."""
-        if self.reading:
-            self.finish_reading()
+        self.reader.close()
+        self.mounts.close()
 
 
-def matches(pattern: str) -> list[str]:
-    """The paths that a glob leads to, or the path itself: a file's own name may have brackets in it."""
-    return glob.glob(pattern) or ([pattern] if os.path.exists(pattern) else [])
+def say_refused(path: str, kind: str) -> str:
+    return f"{path} lies on {kind}, which may not answer: not watched; copy it to a local disk"

@@ -5,22 +5,26 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from . import elf
 from .bindings import Attacher, Bindings
+from .choice import MOST_PROBED_FILES, choose, say_left_out
 from .fanotify import WriteWatch
 from .files import FileId
 from .isolated import ChildError
 from .journal import Troubles, fields
-from .libraries import Finder, Library
+from .libraries import Finder, Library, say_refused
 from .processes import printable
-from .settings import Settings
+from .settings import NANOSECONDS, Settings
 
 logger = logging.getLogger(__name__)
 
 # What could not be probed was perhaps being written, or the kernel had not let go of what it was: a tick may be far.
 RETRY_NS = 1_000_000_000
+
+# The daemon is ready when it has looked for libraries for so long, or knows those that are there.
+LONGEST_WAIT_NS = 5 * NANOSECONDS
 
 
 class Rebinder:
@@ -43,9 +47,11 @@ class Rebinder:
         self._selector = selector
         self._changed = changed
         self._watch = self._watch_writes()
-        self._bindings = Bindings(attacher, self._watch)
         self._finder = Finder()
+        self._bindings = Bindings(attacher, self._watch, self._finder.mounts, MOST_PROBED_FILES)
         self._retry_ns: int | None = None
+        self._said_left_out = 0
+        self._gone_ns: dict[FileId, int] = {}  # since when probed files are not found any more
         self._failed: dict[FileId, tuple[str, str]] = {}  # the path, and what is said of it
         self.use(settings)
 
@@ -57,7 +63,10 @@ class Rebinder:
     @property
     def deadline_ns(self) -> int | None:
         """When on_deadline() is due (CLOCK_MONOTONIC); None while nothing is waited for."""
-        return self._finder.reading.deadline_ns if self._finder.reading else self._retry_ns
+        reader = self._finder.reader
+        if reader.reading:
+            return reader.reading.deadline_ns
+        return min(filter(None, (self._retry_ns, reader.rests_until_ns)), default=None)
 
     def use(self, settings: Settings) -> None:
         """Look in these configured places, and probe what these settings need, from now on."""
@@ -72,32 +81,57 @@ class Rebinder:
 
     def _update(self) -> None:
         """Probe what has been read so far."""
-        before = self._finder.reading
+        reader = self._finder.reader
+        before = reader.reading
         try:
             found = self._finder.look(time.monotonic_ns())
         except (OSError, ChildError) as error:  # out of descriptors, memory or processes: the next tick tries again
             self._troubles.begin("look", f"cannot look for libraries: {error}")
             return
         self._troubles.end("look", "libraries can be looked for again")
-        if self._finder.reading and self._finder.reading is not before:
-            self._selector.register(self._finder.reading.child, selectors.EVENT_READ, self._on_reading)
+        if reader.reading and reader.reading is not before:
+            self._selector.register(reader.reading.child, selectors.EVENT_READ, self._on_reading)
         wanted = {file: library.only(self._functions) for file, library in found.items()}
-        change = self._bindings.update({file: library for file, library in wanted.items() if library.offsets})
+        wanted = {file: library for file, library in wanted.items() if library.offsets}
+        chosen = choose(wanted, self._bindings.files)
+        change = self._bindings.update(chosen, self._not_replaced_yet(wanted))
         for library in change.attached:
             path, functions = printable(library.place.path), ", ".join(sorted(library.offsets))
             logger.info("attached %s (%s)", path, functions, extra=fields("attach", LIBRARY=path))
         for library in change.detached:
             say_detached(library)
         self._note_failures(found, change.failed)
-        if not self._finder.reading:  # until all is read, a library may only seem to have nothing to watch
+        if change.waiting:
+            self._retry_ns = time.monotonic_ns() + RETRY_NS
+        refused = {printable(path): printable(kind) for path, kind in self._finder.refused().items()}
+        self._troubles.replace("place", {path: say_refused(path, kind) for path, kind in refused.items()})
+        if reader.is_done:  # until all is read, a library may only seem to have nothing to watch
             useless = {printable(path): why for path, why in self._finder.without_functions().items()}
             messages = {path: f"nothing to watch in {path}: {why}" for path, why in useless.items()}
             self._troubles.replace("useless", messages)
+            self._say_left_out(len(wanted) - len(chosen))
+
+    def _not_replaced_yet(self, wanted: Collection[FileId]) -> set[FileId]:
+        """The probed files that have gone a moment ago: what replaces them may still have to be read."""
+        now_ns = time.monotonic_ns()
+        self._gone_ns = {file: self._gone_ns.get(file, now_ns) for file in self._bindings.files - set(wanted)}
+        if self._finder.reader.is_done:
+            return set()
+        return {file for file, since_ns in self._gone_ns.items() if now_ns < since_ns + RETRY_NS}
+
+    def _say_left_out(self, count: int) -> None:
+        """Once, and again where it is ten times as many: somebody may start and end such programs all the time."""
+        if count == 0:
+            self._said_left_out = 0
+            self._troubles.end("crowd", "all libraries are watched again")
+        elif count >= 10 * self._said_left_out:
+            self._said_left_out = count
+            self._troubles.begin("crowd", say_left_out(count))
 
     def _note_failures(self, found: Mapping[FileId, Library], failed: Sequence[tuple[Library, str]]) -> None:
         """What could not be probed is looked at anew once soon, then at each tick, and stays a trouble until then."""
         before = self._failed
-        still_unread = before if self._finder.reading else {}
+        still_unread = {} if self._finder.reader.is_done else before
         self._failed = {file: told for file, told in still_unread.items() if file not in found}
         for library, why in failed:
             path = printable(library.place.path)
@@ -110,21 +144,24 @@ class Rebinder:
     def rebind_and_wait(self) -> None:
         """rebind(), and wait for the files that look like llama.cpp, which are read first."""
         self.rebind()
-        if self._finder.reading:
-            self._finder.reading.child.receive_until(self._finder.reading.deadline_ns)
+        until_ns = time.monotonic_ns() + LONGEST_WAIT_NS
+        reader = self._finder.reader
+        while reader.reading and reader.reads_likely and time.monotonic_ns() < until_ns:
+            reader.reading.child.receive_until(min(until_ns, reader.reading.deadline_ns))
+            if not reader.reading.child.is_complete:
+                return
             self.on_deadline()
 
     def on_deadline(self) -> None:
         """New files have been read, or their reader has had its time; or the kernel may have let go of something."""
-        if self._finder.reading:
-            self._selector.unregister(self._finder.reading.child)
-            self._finder.finish_reading()
+        if self._finder.reader.reading:
+            self._selector.unregister(self._finder.reader.reading.child)
+            self._finder.reader.finish()
             self._update()
-            self._changed()
-        elif self._retry_ns is not None:
+        else:
             self._retry_ns = None
             self.rebind()
-            self._changed()
+        self._changed()
 
     def seen_calling(self, pid: int) -> None:
         """A process calls into a library: that stays probed while it runs, whatever becomes of the path."""
@@ -144,13 +181,14 @@ class Rebinder:
 
     def close(self) -> None:
         """Let go of everything."""
-        self._finder.close()
         self._bindings.close()
+        self._finder.close()
         if self._watch:
             self._watch.close()
 
     def _on_reading(self) -> None:
-        if self._finder.reading and self._finder.reading.child.receive():
+        reading = self._finder.reader.reading
+        if reading and reading.child.receive():
             self.on_deadline()
 
     def _watch_writes(self) -> WriteWatch | None:

@@ -38,6 +38,9 @@ BYTECODE = Path(__file__).with_name("probe.json")
 BPF_ANY = 0
 
 # Which program runs at which function.
+# The kernel's own, for an instruction that it cannot step over; it is in no header of the C library.
+ENOTSUPP = 524
+
 PROGRAM_OF = {
     **dict.fromkeys(elf.CALLS, "on_call"),
     elf.GRAPH: "on_graph",
@@ -200,8 +203,8 @@ class Probe:
         try:
             return Uprobe(perf.attach(self._fds[PROGRAM_OF[function]], path, offset))
         except OSError as error:
-            what = f"attach a uprobe at {offset:#x} in {path}"
-            if error.errno == errno.EINVAL:
+            what = f"attach a uprobe at {offset:#x}"
+            if error.errno in (errno.EINVAL, ENOTSUPP):
                 raise ProbeError(f"the kernel refused to {what}: no probe can be set there") from None
             raise kernel_refusal(what, error.errno or 0) from None
 

@@ -111,7 +111,8 @@ class RunningDaemon:
                 [*self._prefix, sys.executable, "-m", "moe_gpu_stabilizer", "--config", str(self.config)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self._package_root,
             )  # fmt: skip
-        wait_until(lambda: self.log.count("ready: ") > self._starts or self._ended(), f"ready\n{self.log}")
+        # Where other tests have many probes taken out at the same time, the kernel lets ours wait.
+        wait_until(lambda: self.log.count("ready: ") > self._starts or self._ended(), f"ready\n{self.log}", seconds=60)
         assert not self._ended(), f"the daemon ended:\n{self.log}"
         self._starts += 1
         return self
@@ -144,6 +145,11 @@ class RunningDaemon:
     def flag(self) -> str:
         """The first flag that counts in this daemon's settings."""
         return str(self._settings["moe_flags"]).split()[0]
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The keys of its configuration, without their prefix, as it was started with."""
+        return dict(self._settings)
 
     @property
     def times_woken(self) -> int:
@@ -182,11 +188,12 @@ class RunningDaemon:
         if self.process.poll() is None:
             self.send(number)
         try:
-            return self.process.wait(timeout=10)
+            # With as many libraries as it may watch, the kernel takes ten seconds to let go of their probes.
+            return self.process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise AssertionError(f"the daemon did not leave within 10 s:\n{self.log}") from None
+            raise AssertionError(f"the daemon did not leave within 30 s:\n{self.log}") from None
 
     def __enter__(self) -> RunningDaemon:
         try:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from moe_gpu_stabilizer.uprobes import Probe
+from tests.faults.ledger import Ledger
 from tests.kernel.conftest import Llama
 from tests.kernel.test_probe import offsets_of
 from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode, RunningDaemon, only_child, stays, wait_until
@@ -66,7 +67,7 @@ def test_any_name_of_the_library_will_do(
 
 
 def test_a_library_replaced_by_rename_while_it_is_in_use(
-    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, tmp_path: Path
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, tmp_path: Path, ledger: Ledger
 ) -> None:
     daemon = start_daemon(libraries=llama.library, rebind_seconds=0.3, hold_seconds=0.3)
     with run() as old:
@@ -80,9 +81,12 @@ def test_a_library_replaced_by_rename_while_it_is_in_use(
             raises_the_floor(old, node)
         assert f"detached {llama.library}" not in daemon.log, "the old one is still in use"
     wait_until(lambda: daemon.log.count(f"detached {llama.library}") == 1, "let go of the old one, with its process")
+    ledger.kept("a library replaced by rename")
 
 
-def test_a_rebuild_while_it_is_in_use(start_daemon: Start, run: Run, llama: Llama, node: PlainNode) -> None:
+def test_a_rebuild_while_it_is_in_use(
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, ledger: Ledger
+) -> None:
     """The linker removes the old file and makes a new one under the same name."""
     daemon = start_daemon(libraries=llama.library, rebind_seconds=0.3, hold_seconds=0.3)
     with run() as old:
@@ -92,10 +96,11 @@ def test_a_rebuild_while_it_is_in_use(start_daemon: Start, run: Run, llama: Llam
         with run() as new:
             raises_the_floor(new, node)
         raises_the_floor(old, node)
+    ledger.kept("a library rebuilt by a linker")
 
 
 def test_a_deleted_library_is_probed_as_long_as_a_process_uses_it(
-    start_daemon: Start, run: Run, llama: Llama, node: PlainNode
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, ledger: Ledger
 ) -> None:
     with run() as workload:
         llama.library.unlink()
@@ -103,10 +108,11 @@ def test_a_deleted_library_is_probed_as_long_as_a_process_uses_it(
         daemon.wait_for_log(rf"^attached {llama.library} \(deleted\) ")
         raises_the_floor(workload, node)
     daemon.wait_for_log(rf"^detached {llama.library} \(deleted\)$")
+    ledger.kept("a library deleted while mapped")
 
 
 def test_a_library_rewritten_in_place_is_let_go_of_before_anyone_runs_it(
-    start_daemon: Start, run: Run, node: PlainNode, tmp_path: Path
+    start_daemon: Start, run: Run, node: PlainNode, tmp_path: Path, ledger: Ledger
 ) -> None:
     # A name that only a configured path finds: another daemon, beside these tests, lets go in its own time.
     library = build_library(tmp_path / "old" / "libconfigured.so")
@@ -123,6 +129,7 @@ def test_a_library_rewritten_in_place_is_let_go_of_before_anyone_runs_it(
         with run(program=program) as workload:
             workload.do("call 1009")
             raises_the_floor(workload, node)
+    ledger.kept("a library rewritten in place")
 
 
 ANSWERING_LIBRARY = "int llama_process(void) { return ANSWER; }"
@@ -189,7 +196,7 @@ def test_a_stale_probe_makes_rewritten_code_run_old_instructions(answering: Answ
         probe.close()
 
 
-def test_the_daemon_leaves_no_stale_probe(start_daemon: Start, answering: Answering) -> None:
+def test_the_daemon_leaves_no_stale_probe(start_daemon: Start, answering: Answering, ledger: Ledger) -> None:
     """A writer waits until the daemon has let go, so that a program that starts right after it gets the new code."""
     original = answering.library.read_bytes()
     daemon = start_daemon(libraries=answering.library, rebind_seconds=3600)
@@ -202,9 +209,10 @@ def test_the_daemon_leaves_no_stale_probe(start_daemon: Start, answering: Answer
             wait_until(lambda: daemon.log.count(f"attached {answering.library} ") > rounds, "attached again")  # noqa: B023
             with killed_at_the_end(ask(answering.program)) as new:
                 assert answer_of(new) == answer
+    ledger.kept("a library rewritten in place, and run at once")
 
 
-def test_a_rewrite_that_size_and_times_do_not_show(start_daemon: Start, answering: Answering) -> None:
+def test_a_rewrite_that_size_and_times_do_not_show(start_daemon: Start, answering: Answering, ledger: Ledger) -> None:
     """As rsync --inplace --times does it, or a build with normalised times."""
     os.utime(answering.library, (1, 1))
     daemon = start_daemon(libraries=answering.library, rebind_seconds=3600)
@@ -217,13 +225,17 @@ def test_a_rewrite_that_size_and_times_do_not_show(start_daemon: Start, answerin
         wait_until(lambda: daemon.log.count(f"attached {answering.library} ") > 1, "attached again")
         with killed_at_the_end(ask(answering.program)) as new:
             assert answer_of(new) == b"3"
+    ledger.kept("a library rewritten, with its old size and times")
 
 
-def test_a_library_that_somebody_has_open_for_writing_waits(start_daemon: Start, answering: Answering) -> None:
+def test_a_library_that_somebody_has_open_for_writing_waits(
+    start_daemon: Start, answering: Answering, ledger: Ledger
+) -> None:
     with answering.library.open("r+b"):
         daemon = start_daemon(libraries=answering.library, rebind_seconds=0.3)
         daemon.wait_for_log(rf"^cannot attach to {answering.library}: somebody has it open for writing$")
     daemon.wait_for_log(rf"^attached {answering.library} ")
+    ledger.kept("a library that stays open for writing")
 
 
 @contextmanager
@@ -234,7 +246,7 @@ def killed_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[subprocess.P
 
 
 def test_libraries_that_stay_open_for_writing_are_said_once_each_and_cost_nothing(
-    start_daemon: Start, tmp_path: Path
+    start_daemon: Start, tmp_path: Path, ledger: Ledger
 ) -> None:
     libraries = [build_library(tmp_path / f"kept-{number}" / "libllama.so") for number in range(5)]
     daemon = start_daemon(libraries=f"{tmp_path}/kept-*/libllama.so", rebind_seconds=0.5)
@@ -249,10 +261,11 @@ def test_libraries_that_stay_open_for_writing_are_said_once_each_and_cost_nothin
         # Some for each of six ticks, and what other tests give it to do; a loop without a pause makes many thousands.
         assert daemon.times_woken - woken < 2000
     wait_until(lambda: all(daemon.log.count(f"attached {path}") == 2 for path in libraries), "attached again")
+    ledger.kept("libraries that stay open for writing")
 
 
 def test_many_writers_at_once_do_not_keep_the_clock_up(
-    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, tmp_path: Path
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, tmp_path: Path, ledger: Ledger
 ) -> None:
     """The kernel takes about 100 ms for each of their probes; the daemon must not wait for all that."""
     copies = [tmp_path / f"copy-{number}" / "libllama.so" for number in range(15)]
@@ -267,10 +280,11 @@ def test_many_writers_at_once_do_not_keep_the_clock_up(
         wait_until(lambda: node.min_hz == LOWEST_HZ, "the floor given back", seconds=2.5)
         assert [writer.wait(30) for writer in writers] == [0] * len(writers)
     daemon.wait_for_log(rf"^detached {copies[-1]}: it is being rewritten$")
+    ledger.kept("many writers at once")
 
 
 def test_a_process_in_a_container_is_seen(
-    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, tmp_path: Path
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, tmp_path: Path, ledger: Ledger
 ) -> None:
     """Another pid namespace and another root, where the library has a path that means nothing outside."""
     root = tmp_path / "container"
@@ -284,6 +298,7 @@ def test_a_process_in_a_container_is_seen(
         daemon.wait_for_log(rf"^attached .*{llama.library} ")
         raises_the_floor(workload, node)
         assert daemon.has_logged(rf"^floor 1020 MHz \(pid {only_child(workload.pid)} inference\)$")
+    ledger.kept("a library in a container")
 
 
 def test_a_daemon_in_a_container_sees_its_own_processes(
@@ -300,7 +315,7 @@ def test_a_daemon_in_a_container_sees_its_own_processes(
         assert not daemon.has_logged(rf"pid {outside.pid} "), "its namespace does not show this one"
 
 
-def test_a_library_without_the_functions_is_reported_once(start_daemon: Start, tmp_path: Path) -> None:
+def test_a_library_without_the_functions_is_reported_once(start_daemon: Start, tmp_path: Path, ledger: Ledger) -> None:
     empty = tmp_path / "empty" / "libllama.so"
     empty.parent.mkdir()
     shutil.copy("/bin/true", empty)
@@ -308,3 +323,4 @@ def test_a_library_without_the_functions_is_reported_once(start_daemon: Start, t
     daemon.wait_for_log(rf"^nothing to watch in {empty}: ")
     wait_until(lambda: daemon.times_woken > 5, "some more ticks")
     assert daemon.log.count(f"nothing to watch in {empty}") == 1
+    ledger.kept("a library without the functions")

@@ -10,15 +10,11 @@ import pytest
 
 from moe_gpu_stabilizer.elf import CALLS, Reading
 from moe_gpu_stabilizer.files import FileId, Place, Version
-from moe_gpu_stabilizer.libraries import (
-    FIRST_REVISIT_NS,
-    LAST_REVISIT_NS,
-    MOST_READ_AT_ONCE,
-    USUAL_PLACES,
-    Finder,
-    Library,
-)
+from moe_gpu_stabilizer.libraries import USUAL_PLACES, Finder, Library
 from moe_gpu_stabilizer.mappings import files_used_by
+from moe_gpu_stabilizer.mounts import Mounts
+from moe_gpu_stabilizer.reader import MOST_READ_AT_ONCE
+from moe_gpu_stabilizer.visits import FIRST_REVISIT_NS, LAST_REVISIT_NS
 from tests.workload import Workload, build_library, build_program, build_static
 
 SECOND_NS = 1_000_000_000
@@ -176,14 +172,14 @@ def test_a_look_does_not_wait_for_the_reading(compiled: Path, tmp_path: Path, no
     library = copy(compiled, tmp_path / "libllama.so")
     finder = Finder([str(library)], (), no_proc)
     assert finder.look(0) == {}
-    reading = finder.reading
+    reading = finder.reader.reading
     assert reading is not None
     assert finder.look(0) == {}
-    assert finder.reading is reading, "one at a time"
+    assert finder.reader.reading is reading, "one at a time"
     reading.child.receive_until(reading.deadline_ns)
-    finder.finish_reading()
+    finder.reader.finish()
     assert paths(finder.look(0)) == {str(library)}
-    assert finder.reading is None
+    assert finder.reader.reading is None
 
 
 # What the owner should know is not watched.
@@ -223,6 +219,7 @@ class Proc:
         (process / "map_files").mkdir(parents=True)
         (process / "exe").symlink_to(executable)
         (process / "maps").write_text("")
+        (process / "status").write_text("Name:\tprogram\nUid:\t0\t0\t0\t0\n")
         return process
 
     def map(self, pid: int, library: Path, addresses: str = "7f00-7fff", permissions: str = "r-xp") -> None:
@@ -418,7 +415,8 @@ def test_of_two_contents_of_one_file_the_later_is_real(
 
 
 def test_a_kernel_thread_is_looked_at_once(proc: Proc) -> None:
-    (proc.directory / "2").mkdir()
+    proc.start(2, Path("nowhere"))
+    (proc.directory / "2/exe").unlink()
     finder = Finder((), (), proc.directory)
     finder.scan(0)
     assert finder.visits[2].next_ns > 1000 * LAST_REVISIT_NS
@@ -444,10 +442,10 @@ def test_a_file_that_could_not_be_opened_is_read_where_it_can_be(compiled: Path,
     library = copy(compiled, tmp_path / "libllama.so")
     finder = Finder((str(library),), (), proc.directory)
     assert finder.look(0) == {}
-    assert finder.reading is not None
-    finder.reading.child.receive_until(finder.reading.deadline_ns)
-    (version,) = finder.reading.end()
-    finder.reading = Reading({version: Place(str(library), "/proc/0/exe")})
+    assert finder.reader.reading is not None
+    finder.reader.reading.child.receive_until(finder.reader.reading.deadline_ns)
+    (version,) = finder.reader.reading.end()
+    finder.reader.reading = Reading({version: Place(str(library), "/proc/0/exe")})
     assert [found.place.openable for found in finder.scan(0).values()] == [str(library)]
 
 
@@ -464,7 +462,7 @@ def llama(tmp_path: Path, compiled: Path) -> Path:
 def uses(pid: int) -> dict[str, FileId]:
     """The files of one real process that are worth probing, by the path that people know."""
     found = Finder((), ()).scan(0)
-    versions = dict(files_used_by(Path(f"/proc/{pid}")))
+    versions = dict(files_used_by(Path(f"/proc/{pid}"), Mounts(), lambda _path, _kind: None))
     return {library.place.path: file for file, library in found.items() if library.version in versions}
 
 

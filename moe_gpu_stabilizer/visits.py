@@ -1,0 +1,113 @@
+"""The running processes, and which files of llama.cpp each uses: looked at when new, and now and then after that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .files import FileId, Place, Version
+from .mappings import files_used_by
+from .mounts import Mounts
+from .processes import PROC, ProcessVanishedError, every_pid_and_inode, user_id_of
+from .shares import share_of
+
+# A process may load the library long after its start (a Python program that imports a binding). It is looked at when
+# it is new, again whenever the time it is known for has doubled, and at last about once a minute.
+FIRST_REVISIT_NS = 1_000_000_000
+LAST_REVISIT_NS = 60_000_000_000
+NEVER_NS = 1 << 62
+
+# What is remembered of one user's processes: a file of a process takes about 1 KB. A thousand llama-servers have five
+# each. The files of processes beyond that are not looked at.
+MOST_USES_OF_A_USER = 16_384
+
+
+@dataclass
+class Visit:
+    """When to look at a running process next, and which files it uses."""
+
+    inode: int  # of its directory in /proc, which is another one when the pid is used again
+    known_since_ns: int
+    next_ns: int
+    uses: dict[Version, Place] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # files that may not be touched, with the kind of their place
+    readable: bool = True
+    share: int = 0
+    calls: bool = False
+
+
+class Visits:
+    """Looks at processes, and remembers what each uses while it runs."""
+
+    def __init__(self, mounts: Mounts, proc: Path = PROC) -> None:
+        self.by_pid: dict[int, Visit] = {}
+        self._mounts = mounts
+        self._proc = proc
+        self._remembered: Counter[int] = Counter()
+
+    def update(self, now_ns: int) -> None:
+        """Look at the processes that are new, and at those whose turn it is."""
+        alive = every_pid_and_inode(self._proc)
+        self.by_pid = {pid: visit for pid, visit in self.by_pid.items() if alive.get(pid) == visit.inode}
+        self._remembered = Counter()
+        for visit in self.by_pid.values():
+            self._remembered[visit.share] += len(visit.uses)
+        for pid, inode in alive.items():
+            visit = self.by_pid.setdefault(pid, Visit(inode, now_ns, now_ns))
+            if visit.next_ns <= now_ns:
+                self._visit(pid, visit, now_ns)
+
+    def soon(self, pid: int) -> None:
+        """This process calls into a library: look at it at the next update."""
+        if pid in self.by_pid:
+            self.by_pid[pid].next_ns = 0
+            self.by_pid[pid].calls = True
+
+    def of_file_soon(self, file: FileId) -> None:
+        """The file's content may have changed: look at those who use it at the next update."""
+        for visit in self.by_pid.values():
+            if any(version.file == file for version in visit.uses):
+                visit.next_ns = 0
+
+    def used(self) -> dict[Version, Place]:
+        """All files that are in use."""
+        uses: dict[Version, Place] = {}
+        for visit in self.by_pid.values():
+            uses.update(visit.uses)
+        return uses
+
+    def called(self) -> set[FileId]:
+        """The files whose processes have called."""
+        return {version.file for visit in self.by_pid.values() if visit.calls for version in visit.uses}
+
+    def refused(self) -> dict[str, str]:
+        """The files in use that may not be touched, with the kind of their place."""
+        refused: dict[str, str] = {}
+        for visit in self.by_pid.values():
+            refused.update(visit.refused)
+        return refused
+
+    def _visit(self, pid: int, visit: Visit, now_ns: int) -> None:
+        wait_ns = min(max(now_ns - visit.known_since_ns, FIRST_REVISIT_NS), LAST_REVISIT_NS)
+        # Spread by pid, or all that was there at the start would be visited in the same tick for ever.
+        visit.next_ns = now_ns + wait_ns - wait_ns // 4 * (pid % 8) // 8
+        directory = self._proc / str(pid)
+        try:
+            visit.share = share_of(user_id_of(pid, self._proc))
+            self._look(directory, visit)
+        except FileNotFoundError:  # a kernel thread has no executable
+            visit.next_ns = NEVER_NS
+        except ProcessVanishedError:
+            pass
+        except OSError:  # another user's, without root
+            visit.readable = False
+
+    def _look(self, directory: Path, visit: Visit) -> None:
+        room = MOST_USES_OF_A_USER - self._remembered[visit.share] + len(visit.uses)
+        if room <= 0:
+            return
+        refused: dict[str, str] = {}
+        uses = dict(files_used_by(directory, self._mounts, refused.__setitem__))
+        self._remembered[visit.share] += len(uses) - len(visit.uses)
+        visit.uses, visit.refused = uses, refused
