@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,7 @@ class Gpu:
     refusal: str
     gpu_nodes: tuple[str, ...]
     other_nodes: tuple[str, ...]
+    has_jetson_clocks: bool
 
 
 def look_at_gpu(settings: Settings, class_directory: Path, runtime: Runtime, as_root: bool) -> Gpu:
@@ -65,6 +67,7 @@ def look_at_gpu(settings: Settings, class_directory: Path, runtime: Runtime, as_
         refusal=refusal,
         gpu_nodes=tuple(map(printable, gpu_nodes)),
         other_nodes=tuple(printable(name) for name in names if name not in gpu_nodes),
+        has_jetson_clocks=shutil.which("jetson_clocks") is not None,
     )
 
 
@@ -137,6 +140,9 @@ def gpu_findings(gpu: Gpu, settings: Settings, as_root: bool, daemon_runs: bool)
     if gpu.node:
         yield from node_findings(gpu.node)
         yield from floor_findings(gpu.node, settings.floor_hz, daemon_runs)
+    if gpu.has_jetson_clocks:
+        text = "jetson_clocks --store, run while the floor is up, stores the floor as if it were yours"
+        yield gpu_finding("jetson_clocks", "note", text, "store while nothing infers, or with the service stopped")
 
 
 def absent_node(gpu: Gpu, configured: str, as_root: bool) -> Finding:
@@ -209,7 +215,7 @@ def floor_findings(node: Node, wanted_hz: int | None, daemon_runs: bool) -> Iter
 def raised_floor(min_hz: int, baseline_hz: int, daemon_runs: bool) -> Finding:
     if daemon_runs:
         text = f"min_freq is raised to {mhz(min_hz)} now; {mhz(baseline_hz)} comes back after inference"
-        return gpu_finding("floor", "ok", text, "no jetson_clocks --store meanwhile: it would keep the floor")
+        return gpu_finding("floor", "ok", text)
     text = f"a daemon that was killed left min_freq raised; it was {mhz(baseline_hz)}"
     return gpu_finding("floor", "note", text, f"{command('--restore')}, or start the daemon")
 

@@ -15,7 +15,7 @@ from tests.system.service import FUNCTIONS, HOME, INSTALL, NAME, SETTINGS, Servi
 from tests.workload import Workload
 
 CAPABILITIES = {"cap_sys_admin", "cap_sys_ptrace", "cap_dac_read_search", "cap_lease"}
-MOST_EXPOSED = 1.7
+MOST_EXPOSED = 2.2
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +298,27 @@ def test_systemd_calls_it_well_protected(service: Service) -> None:
     exposure = re.search(r"Overall exposure level for .*: ([0-9.]+)", said)
     assert exposure, said
     assert float(exposure[1]) <= MOST_EXPOSED, said
+
+
+def test_it_shares_sysfs_with_the_programs_that_it_has_to_hear_of(service: Service) -> None:
+    """fanotify hears of writes through the same mount of sysfs, or one of the same file system: not through another."""
+    show_device = ("stat", "--format=%d")
+    mine = service.container.run(*show_device, "/sys").stdout
+    assert service.container.run(*show_device, f"/proc/{service.pid}/root/sys").stdout == mine
+    # It has a network namespace's own from systemd 254 on.
+    assert service.show("PrivateNetwork") == "no"
+
+
+def test_another_programs_setting_is_named_and_is_what_comes_back(service: Service) -> None:
+    min_freq = "/sys/class/devfreq/17000000.gpu/min_freq"
+    with service.held_up():
+        service.container.run("sh", "-c", f"echo 612000000 >{min_freq}; sleep 0.5")
+        service.container.wait_for_journal(
+            NAME, r"^min_freq set to 612 MHz by (sh|a program that has ended) \(pid \d+\)$"
+        )
+        service.wait_until_raised()
+        service.systemctl("stop")
+        assert service.container.node.min_hz == 612_000_000
 
 
 def test_it_outlives_memory_pressure_and_has_a_ceiling(service: Service) -> None:

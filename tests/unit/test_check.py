@@ -85,6 +85,19 @@ def test_min_already_at_max_is_a_note(tmp_path: Path, node: PlainNode) -> None:
     assert (floor.state, floor.text[:39]) == ("note", "min_freq is already at max_freq (jetson")
 
 
+def test_where_there_is_jetson_clocks_its_store_is_warned_of(
+    tmp_path: Path, node: PlainNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it stores while the floor is up, it would restore for ever."""
+    tool = tmp_path / "bin" / "jetson_clocks"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent))
+    said = one(gather(tmp_path), "jetson_clocks")
+    assert (said.state, said.text.partition(",")[0]) == ("note", "jetson_clocks --store")
+
+
 def test_a_floor_that_is_no_higher_than_min_changes_nothing(tmp_path: Path, node: PlainNode) -> None:
     node.write("min_freq", 612_000_000)
     floor = one(gather(tmp_path, floor_mhz=510), "floor")
