@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from moe_gpu_stabilizer.devfreq import Node
 from moe_gpu_stabilizer.errors import DevfreqError, StabilizerError
 from moe_gpu_stabilizer.floor import Floor
 from moe_gpu_stabilizer.runtime import Raised, Runtime
-from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode, wait_until
+from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode
 
 from .test_devfreq import UNWRITABLE_ATTRIBUTE
 
@@ -208,27 +206,73 @@ def test_a_node_that_refuses_is_still_to_be_given_back(floor: Floor, gpu: PlainN
     assert floor.give_back() == LOWEST_HZ
 
 
+def test_what_is_let_go_of_is_not_given_back_nor_after_a_kill(floor: Floor, gpu: PlainNode, runtime: Runtime) -> None:
+    """Another program has set min_freq, to the floor's own value: only fanotify could tell."""
+    floor.raise_to(None)
+    floor.let_go()
+    assert floor.give_back() is None
+    assert after_a_kill(runtime).undo_left_over() is None
+    assert gpu.min_hz == HIGHEST_HZ
+
+
+def test_it_is_undone_when_min_freq_reads_something_else(floor: Floor, gpu: PlainNode) -> None:
+    assert not floor.is_undone()
+    floor.raise_to(None)
+    assert not floor.is_undone()
+    gpu.write("min_freq", MIDDLE_HZ)
+    assert floor.is_undone()
+    floor.node = Node(PlainNode(gpu.directory.with_name("other")).directory)
+    assert not floor.is_undone(), "this node has not been raised; the other refuses"
+
+
+def test_what_is_written_while_the_baseline_is_saved_is_not_lost(gpu: PlainNode, runtime: Runtime) -> None:
+    class Slow(Runtime):
+        def save_raised(self, raised: Raised) -> None:
+            super().save_raised(raised)
+            gpu.write("min_freq", MIDDLE_HZ)
+
+    floor = Floor(Slow(runtime.directory), Node(gpu.directory))
+    with pytest.raises(DevfreqError, match="another program is writing min_freq"):
+        floor.raise_to(None)
+    assert gpu.min_hz == MIDDLE_HZ
+    assert runtime.load_raised() is None
+    assert floor.raise_to(None) == HIGHEST_HZ, "it works when they are done"
+    assert floor.give_back() == MIDDLE_HZ
+
+
+def test_a_lower_max_freq_leaves_nothing_to_raise(floor: Floor, gpu: PlainNode) -> None:
+    gpu.write("min_freq", MIDDLE_HZ)
+    floor.raise_to(None)
+    gpu.write("max_freq", LOWEST_HZ)
+    assert floor.raise_to(None) is None
+    assert gpu.min_hz == MIDDLE_HZ
+    assert floor.raised is None
+
+
+def test_what_somebody_has_removed_is_saved_again(floor: Floor, runtime: Runtime) -> None:
+    floor.keep()
+    assert runtime.load_raised() is None
+    floor.raise_to(None)
+    saved = runtime.load_raised()
+    runtime.forget_raised()
+    floor.keep()
+    assert runtime.load_raised() == saved
+
+
 # Saved before it is written.
 
 
 def test_the_baseline_is_on_disk_before_the_node_is_written(runtime: Runtime, gpu: PlainNode) -> None:
-    """min_freq is a pipe here: whoever writes to it waits for a reader, which looks at the saved file first."""
-    min_freq = gpu.directory / "min_freq"
-    min_freq.unlink()
-    os.mkfifo(min_freq)
-    saved = runtime.directory / "raised.json"
-    with ThreadPoolExecutor() as background:
-        raising = background.submit(Floor(runtime, Node(gpu.directory)).raise_to, None)
-        min_freq.write_text(f"{LOWEST_HZ}\n")
-        wait_until(lambda: saved.exists() or raising.done(), "a saved baseline")
-        assert not raising.done(), "the node was written, and nobody read it"
-        assert json.loads(saved.read_text()) == {
-            "node": str(gpu.directory),
-            "baseline_hz": LOWEST_HZ,
-            "written_hz": [HIGHEST_HZ],
-        }
-        assert min_freq.read_text() == f"{HIGHEST_HZ}\n"
-        assert raising.result() == HIGHEST_HZ
+    found_at_write: list[object] = []
+
+    class WatchedNode(Node):
+        def write_min_hz(self, frequency_hz: int) -> None:
+            found_at_write.append(json.loads((runtime.directory / "raised.json").read_text()))
+            super().write_min_hz(frequency_hz)
+
+    floor = Floor(runtime, WatchedNode(gpu.directory))
+    floor.raise_to(None)
+    assert found_at_write == [{"node": str(gpu.directory), "baseline_hz": LOWEST_HZ, "written_hz": [HIGHEST_HZ]}]
 
 
 def test_what_cannot_be_saved_is_not_raised(gpu: PlainNode, tmp_path: Path) -> None:
