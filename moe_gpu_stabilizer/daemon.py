@@ -13,15 +13,14 @@ from . import in_flight, policy
 from .control import FloorControl
 from .errors import StabilizerError
 from .journal import Troubles, fields, set_log_level
+from .judging import Judging
 from .notify import ServiceManager
-from .processes import ProcessVanishedError
 from .publisher import Publisher, Reload
 from .rebind import Rebinder
-from .records import KIND_EXEC, KIND_TURNS
 from .runtime import Runtime
 from .settings import NANOSECONDS, Settings
 from .signals import Terminal, listen_for_signals
-from .tracker import Known, Tracker, announce
+from .tracker import Known
 from .uprobes import Probe
 
 logger = logging.getLogger(__name__)
@@ -46,6 +45,7 @@ class Daemon:
         self._runtime = runtime
         self._troubles = Troubles()
         self._last_reload: Reload | None = None
+        self._reload_began_at_seconds: float | None = None
         self._manager = ServiceManager()
         self._selector = selectors.DefaultSelector()
         self._control = FloorControl(settings, runtime, self._troubles)
@@ -54,7 +54,11 @@ class Daemon:
             self._probe, settings, self._troubles, self._selector,
             changed=lambda: self._publisher.note_change(),
         )  # fmt: skip
-        self._tracker = Tracker(self._probe, settings)
+        self._judging = Judging(
+            self._probe, settings, self._troubles, self._selector, self._feed,
+            changed=lambda: self._publisher.note_change(), appeared=self._on_appearance,
+        )  # fmt: skip
+        self._tracker = self._judging.tracker
         self._publisher = Publisher(
             runtime, self._troubles, self._manager, self._control, self._rebinder, self._tracker
         )
@@ -83,19 +87,21 @@ class Daemon:
 
     def _wait(self) -> None:
         """Handle what happens until the next deadline, then what is due."""
-        waited_for = (self._state.timer_ns, self._rebinder.deadline_ns, self._manager.deadline_ns)
-        deadlines_ns = (self._next_tick_ns, *waited_for)
+        waited_for = (part.deadline_ns for part in (self._judging, self._rebinder, self._manager))
+        deadlines_ns = (self._next_tick_ns, self._state.timer_ns, *waited_for)
         deadline_ns = min(deadline for deadline in deadlines_ns if deadline is not None)
         for key, _ in self._selector.select(max(0, deadline_ns - time.monotonic_ns()) / NANOSECONDS):
             key.data()
         if is_due(self._state.timer_ns):
             self._feed(policy.Tick())
-        if is_due(self._rebinder.deadline_ns):
-            self._rebinder.on_deadline()
+        for part in (self._judging, self._rebinder):
+            if is_due(part.deadline_ns):
+                part.on_deadline()
         if is_due(self._next_tick_ns):
             self._tick()
         if is_due(self._manager.deadline_ns):
             self._manager.alive()
+        self._end_reload()
         if self._publisher.has_news:
             self._publish()
 
@@ -105,6 +111,7 @@ class Daemon:
         if self._control.raised_hz:
             # The node refused to be written when the claim went: the last chance.
             self._control.give_back("stop")
+        self._judging.close()
         self._rebinder.close()
         self._probe.close()
         self._runtime.forget_status()
@@ -114,51 +121,12 @@ class Daemon:
 
     def _on_wakes(self) -> None:
         for wake in self._probe.read_wakes():
-            if wake.kind == KIND_EXEC:
-                self._forget(wake.tgid)
-                continue
-            known = self._tracker.known.get(wake.tgid)
-            if known is None or not wake.verdict or wake.kind == KIND_TURNS:
-                known = self._judge(wake.tgid)
-            if known:
-                self._feed(policy.CallSeen(known.process, wake.at_ns))
+            self._judging.on_wake(wake)
 
-    def _judge(self, tgid: int) -> Known | None:
-        before = self._tracker.known.get(tgid)
-        if before and not self._tracker.is_current(tgid):
-            self._forget(tgid)
-            before = None
-        try:
-            known = self._tracker.judge(tgid)
-        except ProcessVanishedError:
-            self._forget(tgid)
-            return None
-        except (OSError, StabilizerError) as error:
-            # Out of descriptors or memory, or /proc is closed to us. What was said of it may no longer be true; the
-            # kernel will ask again.
-            self._troubles.begin("judge", f"cannot judge pid {tgid}: {error}")
-            if before:
-                self._forget(tgid)
-            self._probe.forget_verdict(tgid)
-            return None
-        self._troubles.end("judge", "processes can be judged again")
-        if before is None:
-            self._rebinder.seen_calling(tgid)
-            self._tick_soon()
-            self._selector.register(known.pidfd, selectors.EVENT_READ, lambda: self._forget(tgid))
-        if before is None or before.verdict != known.verdict:
-            announce(known)
-            self._publisher.note_change()
-        self._feed(policy.Judged(known.process, known.verdict.counts))
-        return known
-
-    def _forget(self, tgid: int) -> None:
-        known = self._tracker.known.get(tgid)
-        if known:
-            self._selector.unregister(known.pidfd)
-            self._feed(policy.ProcessGone(known.process))
-            self._publisher.note_change()
-        self._tracker.forget(tgid)
+    def _on_appearance(self, tgid: int) -> None:
+        """A process calls for the first time: probe the rest of its libraries soon, but not for each of a crowd."""
+        self._rebinder.seen_calling(tgid)
+        self._next_tick_ns = min(self._next_tick_ns, self._ticked_ns + CROWD_NS)
 
     def _on_signals(self, signals: int) -> None:
         heard = set(os.read(signals, SIGNALS_AT_ONCE))
@@ -200,6 +168,7 @@ class Daemon:
         self._next_tick_ns = self._ticked_ns + self._settings.rebind_ns
         self._control.look_for_node()
         self._rebinder.rebind()
+        self._judging.try_again()
         claimant = self._claimant()
         if claimant is not None and not self._control.raised_hz:
             self._control.raise_for(claimant)
@@ -207,10 +176,6 @@ class Daemon:
             self._control.give_back("idle")
         self._publish()
         self._manager.alive()
-
-    def _tick_soon(self) -> None:
-        """A process calls for the first time: probe the rest of its libraries at once, but not for each of a crowd."""
-        self._next_tick_ns = min(self._next_tick_ns, self._ticked_ns + CROWD_NS)
 
     def _claimant(self) -> Known | None:
         """The process on whose behalf the floor is up."""
@@ -228,15 +193,21 @@ class Daemon:
             return
         self._troubles.end("settings", "the settings are right again")
         self._settings = settings
-        self._tracker.use(settings)
         set_log_level(settings.log_level)
         self._probe.configure(settings.hold_ns // WAKES_PER_HOLD, settings.min_turns)
         self._feed(policy.HoldChanged(settings.hold_ns))
-        for tgid in list(self._tracker.known):
-            self._judge(tgid)
+        self._judging.use(settings)
         self._control.apply(settings, self._claimant())
         self._rebinder.use(settings)
-        self._last_reload = Reload(began_at_seconds)
+        self._reload_began_at_seconds = began_at_seconds
+        self._end_reload()
+
+    def _end_reload(self) -> None:
+        """The settings are in force when all that was known is judged by them."""
+        if self._reload_began_at_seconds is None or self._judging.is_reviewing:
+            return
+        self._last_reload = Reload(self._reload_began_at_seconds)
+        self._reload_began_at_seconds = None
         self._tick()
         told = fields("reload", NODE=self._control.node)
         logger.info("settings read again: %s", self._publisher.describe(self._settings), extra=told)
