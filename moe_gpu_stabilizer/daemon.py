@@ -12,7 +12,7 @@ from collections.abc import Callable
 from . import in_flight, policy
 from .control import FloorControl
 from .errors import StabilizerError
-from .journal import Troubles, fields, set_log_level
+from .journal import Troubles, fields, say_left_out, set_log_level
 from .judging import Judging
 from .notify import ServiceManager
 from .publisher import Publisher, Reload
@@ -87,7 +87,7 @@ class Daemon:
 
     def _wait(self) -> None:
         """Handle what happens until the next deadline, then what is due."""
-        waited_for = (part.deadline_ns for part in (self._judging, self._rebinder, self._manager))
+        waited_for = (part.deadline_ns for part in (self._judging, self._rebinder, self._publisher, self._manager))
         deadlines_ns = (self._next_tick_ns, self._state.timer_ns, *waited_for)
         deadline_ns = min(deadline for deadline in deadlines_ns if deadline is not None)
         for key, _ in self._selector.select(max(0, deadline_ns - time.monotonic_ns()) / NANOSECONDS):
@@ -102,7 +102,7 @@ class Daemon:
         if is_due(self._manager.deadline_ns):
             self._manager.alive()
         self._end_reload()
-        if self._publisher.has_news:
+        if is_due(self._publisher.deadline_ns):
             self._publish()
 
     def _leave(self) -> None:
@@ -175,6 +175,7 @@ class Daemon:
         elif claimant is None and self._control.raised_hz:
             self._control.give_back("idle")
         self._publish()
+        say_left_out()
         self._manager.alive()
 
     def _claimant(self) -> Known | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,11 +64,16 @@ class Tracker:
             if settings.moe_flags != before.moe_flags:
                 known.by_launch = None
 
-    def up_to_date(self) -> Iterable[Known]:
-        """All known processes, with the turns they take now."""
-        for tgid, known in self.known.items():
-            known.turns = self._table.turns(tgid)
-        return self.known.values()
+    def most_important(self, claims: Collection[Process], most: int) -> list[Known]:
+        """At most so many known processes, with the turns they take now.
+
+        First those that hold the floor, then those that count, then those that called first most lately.
+        """
+        newest_first = reversed(self.known.values())
+        ranked = sorted(newest_first, key=lambda known: (known.process not in claims, not known.verdict.counts))
+        for known in ranked[:most]:
+            known.turns = self._table.turns(known.process.tgid)
+        return ranked[:most]
 
     def is_current(self, tgid: int) -> bool:
         """Is the process that is known by this tgid still the one that has it?"""
