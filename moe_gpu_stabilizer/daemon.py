@@ -31,6 +31,9 @@ SIGNALS_AT_ONCE = 65536
 # call.
 WAKES_PER_HOLD = 2
 
+# There is room for 2,048 records (probe.c).
+MANY_WAKES = 1024
+
 # Ticks for the sake of new processes are at least this far apart.
 CROWD_NS = NANOSECONDS
 
@@ -120,8 +123,18 @@ class Daemon:
     # What the kernel says.
 
     def _on_wakes(self) -> None:
-        for wake in self._probe.read_wakes():
+        wakes = self._probe.read_wakes()
+        for wake in wakes:
             self._judging.on_wake(wake)
+        if len(wakes) >= MANY_WAKES:
+            self._look_for_the_unheard()
+
+    def _look_for_the_unheard(self) -> None:
+        """The buffer of records may have been full, and a long call makes no second one: the notes have them all."""
+        for tgid in self._probe.active():
+            activity = self._probe.activity(tgid)
+            if activity:
+                self._judging.on_call(tgid, activity.last_call_ns)
 
     def _on_appearance(self, tgid: int) -> None:
         """A process calls for the first time: probe the rest of its libraries soon, but not for each of a crowd."""

@@ -16,7 +16,7 @@ from .fairness import FairQueue
 from .journal import Troubles
 from .launch import LaunchReader, UnreadableError
 from .matching import Verdict
-from .processes import ProcessVanishedError, identify, user_id_of
+from .processes import ProcessVanishedError, identify, pidfd_of, user_id_of
 from .records import KIND_EXEC, KIND_TURNS, Wake
 from .settings import Settings
 from .tracker import UNREADABLE, Tracker, VerdictTable, announce
@@ -78,13 +78,20 @@ class Judging:
 
     def on_wake(self, wake: Wake) -> None:
         """The kernel says that a process called, took turns, or became another program."""
-        known = self.tracker.known.get(wake.tgid)
         if wake.kind == KIND_EXEC:
             self.forget(wake.tgid)
-        elif known is None or not wake.verdict or wake.kind == KIND_TURNS:
+        elif not wake.verdict or wake.kind == KIND_TURNS:
             self.judge(wake.tgid, wake.at_ns)
         else:
-            self._feed(policy.CallSeen(known.process, wake.at_ns))
+            self.on_call(wake.tgid, wake.at_ns)
+
+    def on_call(self, tgid: int, at_ns: int) -> None:
+        """A process called, at that moment or since."""
+        known = self.tracker.known.get(tgid)
+        if known is None:
+            self.judge(tgid, at_ns)
+        else:
+            self._feed(policy.CallSeen(known.process, at_ns))
 
     def use(self, settings: Settings) -> None:
         """Judge all that is known by other settings."""
@@ -197,7 +204,8 @@ class Judging:
         if isinstance(error, ProcessVanishedError):
             self.forget(tgid)
             return
-        self._troubles.begin("judge", f"cannot judge a process: {error}")
+        why = getattr(error, "strerror", None) or error  # without the file's name: one trouble, however many processes
+        self._troubles.begin("judge", f"cannot judge a process: {why}")
         # What was said of it may no longer be true.
         self._forget_here(tgid)
         self._probe.forget_verdict(tgid)
@@ -228,14 +236,6 @@ class Judging:
         for case in self._cases.values():
             with contextlib.suppress(UnreadableError, ProcessVanishedError):
                 case.reader.end()
-
-
-def pidfd_of(tgid: int) -> int:
-    """Open what becomes readable when the process ends. Raises ProcessVanishedError, OSError."""
-    try:
-        return os.pidfd_open(tgid)
-    except ProcessLookupError:
-        raise ProcessVanishedError from None
 
 
 def user_of(tgid: int) -> int | None:

@@ -69,6 +69,14 @@ def identify(pid: int, proc: Path = PROC) -> Process:
     return Process(pid, int(_stat_fields(proc / str(pid))[START_TIME_FIELD]))
 
 
+def pidfd_of(pid: int) -> int:
+    """Open what becomes readable when the process ends (pidfd_open(2)). Raises ProcessVanishedError, OSError."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise ProcessVanishedError from None
+
+
 def is_running(process: Process, proc: Path = PROC) -> bool:
     """Is this very process still there? Where /proc hides other users' processes, one with its id must do."""
     try:
@@ -140,6 +148,8 @@ class ThreadMeter:
             waits, major_faults = fields[STATE_FIELD] == b"D", int(fields[MAJOR_FAULTS_FIELD])
             cpu_ns = self._cpu_time_ns(directory)
         except (ProcessVanishedError, IndexError, ValueError):
+            return False
+        except OSError:  # out of descriptors or memory: what cannot be seen keeps no clock up
             return False
         comparable = tid == self._tid and self._looked_ns >= since_ns
         used_ns, passed_ns = cpu_ns - self._cpu_ns, now_ns - self._looked_ns

@@ -15,7 +15,7 @@
  *   exit          one thread is inside of a call when main() returns, at SIGUSR1
  *   exec          one thread is inside of a call when another becomes /bin/sleep, at SIGUSR1
  *   uffd          behind its argv is a page that nobody ever fills (userfaultfd(2)); goes on calling
- *   fuse DIR      calls, then its address space is locked for good by a page fault on a FUSE file in DIR
+ *   fuse DIR      its address space is locked for good by a page fault on a FUSE file in DIR
  *
  * It says "ready" when that is so, and stays until it is killed, unless it has nothing left to do.
  */
@@ -38,7 +38,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#ifdef ALONE
+static long nothing(long work_ms) { return work_ms; }
+#else
 long llama_process(long work_ms);
+#endif
 
 static void fail(const char *what)
 {
@@ -260,7 +264,6 @@ static void lock_memory(const char *directory)
 		serve_file();
 	close(fuse_device);
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	llama_process(0); /* later, the breakpoint itself may wait */
 	start(want_memory, NULL);
 	start(touch, path);
 	pause();

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 
 SOURCE = Path(__file__).with_name("hostile.c")
-LIBRARY_SOURCE = Path(__file__).resolve().parent.parent.parent / "moe_gpu_stabilizer" / "workload.c"
 READY_SECONDS = 60
 
 
@@ -23,10 +22,10 @@ def build_hostile(path: Path, library: Path) -> Path:
     return path
 
 
-def build_static_hostile(path: Path) -> Path:
-    """Build it with libllama's functions in it."""
-    sources = [str(SOURCE), str(LIBRARY_SOURCE), "-DPART_LIBRARY"]
-    subprocess.run(["cc", "-O2", "-Wall", "-Wextra", "-static", "-o", path, *sources, "-pthread"], check=True)
+def build_hostile_alone(path: Path) -> Path:
+    """Build it with a llama_process() that nobody finds, let alone probes."""
+    words = ["-Dllama_process=nothing", "-DALONE", "-pthread"]
+    subprocess.run(["cc", "-O2", "-Wall", "-Wextra", "-o", path, SOURCE, *words], check=True)
     return path
 
 

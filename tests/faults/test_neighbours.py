@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import unicodedata
@@ -19,9 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.faults.hostile import Hostile, build_static_hostile
+from moe_gpu_stabilizer.launch import UnreadableError, launch_of
+from tests.faults.hostile import Hostile, build_hostile_alone
 from tests.faults.ledger import Ledger
 from tests.kernel.conftest import Llama
 from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode, RunningDaemon, wait_until
@@ -58,57 +59,31 @@ def unanswered(tmp_path: Path) -> Path:
 
 
 def test_a_process_whose_memory_is_locked_up_stops_nobody(
-    start_daemon: Start,
-    hostile: StartHostile,
-    run: Run,
-    llama: Llama,
-    node: PlainNode,
-    ledger: Ledger,
-    unanswered: Path,
-    tmp_path: Path,
-) -> None:
-    """cmdline and environ keep their reader waiting. Read by the daemon itself, this would be the end of it."""
-    program = build_static_hostile(tmp_path / "hostile")
-    daemon = start_daemon(libraries=f"{llama.library}:{program}", hold_seconds=1)
-    daemon.send(signal.SIGSTOP)  # it hears of the call when the memory is locked
-    locked = hostile("fuse", unanswered, program=program, prefix=["unshare", "--mount"])
-    locked.wait_until_ready()
-    daemon.send(signal.SIGCONT)
-    (victim,) = [pid for pid in locked.group if pid != locked.pid]
-    with subprocess.Popen(["cat", f"/proc/{victim}/cmdline"], stdout=subprocess.DEVNULL) as reader:
-        with pytest.raises(subprocess.TimeoutExpired):
-            reader.wait(timeout=4)
-        reader.kill()
-    with run() as workload:
-        floor_comes_and_goes(workload, node)
-    daemon.wait_for_log(rf"^pid {victim} \(hostile\) is ignored: its arguments and environment cannot be read$", 30)
-    with run() as workload:
-        for _ in range(3):
-            floor_comes_and_goes(workload, node)
-    assert daemon.command("--status").returncode == 0
-    assert daemon.command("--check", "--config", str(daemon.config)).returncode in (0, 1)
+    start_daemon: Start, hostile: StartHostile, run: Run, llama: Llama, node: PlainNode, ledger: Ledger,
+    unanswered: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    """ps hangs at it. The daemon's reader is given up, and the daemon goes on.
+
+    It must map nothing that anybody probes: to set or take out a probe the kernel waits for the memory of all who have
+    mapped the file, and keeps every fork() on the machine waiting meanwhile. No program can help that.
+    """
+    program = build_hostile_alone(tmp_path / "bystander")
+    daemon = start_daemon(libraries=llama.library, hold_seconds=1, rebind_seconds=0.3)
+    with hostile("fuse", unanswered, program=program, prefix=["unshare", "--mount"]) as locked:
+        locked.wait_until_ready()
+        (victim,) = [pid for pid in locked.group if pid != locked.pid]
+        with subprocess.Popen(["cat", f"/proc/{victim}/cmdline"], stdout=subprocess.DEVNULL) as reader:
+            with pytest.raises(subprocess.TimeoutExpired):
+                reader.wait(timeout=2)
+            reader.kill()
+        with pytest.raises(UnreadableError):
+            launch_of(victim)
+        assert [child.name() for child in psutil.Process().children() if child.name() == "cat"] == []
+        with run() as workload:
+            for _ in range(2):
+                floor_comes_and_goes(workload, node)
     assert daemon.stop() == 0
-    assert not [pid for pid in children_named("cat") if str(victim) in command_line(pid)], "no reader is left"
     ledger.kept("an address space that is locked for good")
-
-
-def children_named(name: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if (entry / "comm").read_text().strip() == name:
-                    found.append(int(entry.name))
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    return found
-
-
-def command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 def test_arguments_behind_a_page_that_nobody_fills(

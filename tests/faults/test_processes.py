@@ -319,9 +319,9 @@ def test_the_main_thread_ends_and_another_goes_on_calling(
 
 
 # Runs in a pid namespace of its own: two processes with one pid, one after the other, within a clock tick.
-SAME_PID = """
+SAME_PID = r"""
 import os, subprocess, sys
-program, flag, sleep = sys.argv[1:]
+program, flag = sys.argv[1:]
 
 def start(*words):
     with open("/proc/sys/kernel/ns_last_pid", "w") as last:
@@ -354,7 +354,7 @@ def test_a_pid_that_is_used_again_at_once_inherits_nothing(
     daemon = start_daemon(libraries=llama.library, hold_seconds=1)
     command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", SAME_PID]
     with subprocess.Popen(
-        [*command, str(llama.program), flag, "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        [*command, str(llama.program), flag], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as namespace:
         assert namespace.stdin
         assert namespace.stdout
