@@ -173,13 +173,12 @@ def test_out_of_memory(start_daemon: Start, run: Run, llama: Llama, node: PlainN
         for _ in range(3):
             other.do("call 1")
         wait_until(lambda: given_back(node), "the floor given back")
-        assert daemon.process
-        if daemon.process.poll() is None:
+        process = daemon.process
+        assert process
+        if process.poll() is None:
             resource.prlimit(daemon.pid, resource.RLIMIT_AS, (soft, hard))
-        wait_until(
-            lambda: workload.do("call 1") and (raised(node) or daemon.process.poll() is not None), "up, or ended"
-        )
-        if daemon.process.poll() is not None:  # systemd starts it anew
+        wait_until(lambda: workload.do("call 1") and (raised(node) or process.poll() is not None), "up, or ended")
+        if process.poll() is not None:  # systemd starts it anew
             assert given_back(node)
             daemon.start()
             wait_until(lambda: workload.do("call 1") and raised(node), "the floor up again")
