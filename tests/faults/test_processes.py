@@ -300,6 +300,23 @@ def test_a_flood_of_processes_that_call_once_and_end_at_once(
     ledger.kept("3,000 processes that called once and ended")
 
 
+def test_a_flood_is_published_a_few_times_a_second(
+    start_daemon: Start, hostile: StartHostile, llama: Llama, ledger: Ledger
+) -> None:
+    """Each process that comes and goes is a change; the last one is not lost."""
+    daemon = start_daemon(libraries=llama.library, hold_seconds=1)
+    daemon.wait_until_quiet()
+    began, written = time.monotonic(), set()
+    flood = hostile("flood", 2000)
+    while flood.process.poll() is None:
+        written.add(published(daemon)["written_at_seconds"])
+        time.sleep(0.002)
+    # One each 0.2 s, ticks apart; as many again for the daemon's late moments.
+    assert len(written) <= 10 * (time.monotonic() - began) + 10
+    wait_until(lambda: published(daemon)["processes"] == [], "the last change")
+    ledger.kept("2,000 processes that count came and went")
+
+
 def test_the_main_thread_ends_and_another_goes_on_calling(
     start_daemon: Start, hostile: StartHostile, llama: Llama, node: PlainNode, ledger: Ledger
 ) -> None:
