@@ -17,7 +17,7 @@ from tests.faults.ledger import Ledger
 from tests.faults.load import FULL, Load, seeded
 from tests.kernel.conftest import Llama
 from tests.support import HIGHEST_HZ, LOWEST_HZ, REPOSITORY, PlainNode, RunningDaemon, stays, wait_until
-from tests.workload import Workload
+from tests.workload import Workload, build_library, build_program
 
 Start = Callable[..., RunningDaemon]
 Run = Callable[..., Workload]
@@ -87,8 +87,6 @@ def test_a_suspended_machine_wakes_up_changed(
 
     Meanwhile the node has got another max_freq, the library is another file, and the program has gone.
     """
-    from tests.workload import build_library, build_program
-
     daemon = start_daemon(libraries=llama.library, hold_seconds=1, rebind_seconds=0.5)
     with run() as workload:
         workload.do("call 1")

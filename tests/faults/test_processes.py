@@ -222,7 +222,7 @@ def test_a_debugger_beside_our_breakpoints(
         assert workload.do("call 1000") == "done"
         wait_until(lambda: raised(node), "the floor up")
         assert workload.process.poll() is None
-    ledger.kept("a debugger's breakpoint on ours")
+    ledger.kept("a debugger beside our breakpoints")
 
 
 def status_of(pid: int) -> str:
@@ -307,14 +307,14 @@ def test_a_flood_is_published_a_few_times_a_second(
     daemon = start_daemon(libraries=llama.library, hold_seconds=1)
     daemon.wait_until_quiet()
     began, written = time.monotonic(), set()
-    flood = hostile("flood", 2000)
+    flood = hostile("flood", 6000)
     while flood.process.poll() is None:
         written.add(published(daemon)["written_at_seconds"])
         time.sleep(0.002)
-    # One each 0.2 s, ticks apart; as many again for the daemon's late moments.
-    assert len(written) <= 10 * (time.monotonic() - began) + 10
+    # One each 0.2 s, ticks apart.
+    assert len(written) <= 6 * (time.monotonic() - began) + 5
     wait_until(lambda: published(daemon)["processes"] == [], "the last change")
-    ledger.kept("2,000 processes that count came and went")
+    ledger.kept("6,000 processes that count came and went")
 
 
 def test_the_main_thread_ends_and_another_goes_on_calling(
