@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.ledger import Ledger
-from tests.faults.load import FULL, Load, seeded
+from tests.faults.load import FULL, Load, kill, seeded
 from tests.kernel.conftest import Llama
 from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode, RunningDaemon, wait_until
 from tests.workload import Workload
@@ -87,7 +87,10 @@ def test_soak(
             elif happening == "reload":
                 daemon.send(signal.SIGHUP)
             elif happening in ("stop", "kill"):
-                daemon.stop(signal.SIGTERM if happening == "stop" else signal.SIGKILL)
+                if happening == "stop":
+                    daemon.stop()
+                else:
+                    kill(daemon, node)
                 load.rest()
                 daemon.start()
             elif happening == "rival":
