@@ -12,16 +12,15 @@ from collections.abc import Callable
 from . import in_flight, policy
 from .control import FloorControl
 from .errors import StabilizerError
-from .journal import Troubles, fields, set_log_level
+from .journal import Troubles, fields, say_left_out, set_log_level
+from .judging import Judging
 from .notify import ServiceManager
-from .processes import ProcessVanishedError
 from .publisher import Publisher, Reload
 from .rebind import Rebinder
-from .records import KIND_EXEC, KIND_TURNS
 from .runtime import Runtime
 from .settings import NANOSECONDS, Settings
 from .signals import Terminal, listen_for_signals
-from .tracker import Known, Tracker, announce
+from .tracker import Known
 from .uprobes import Probe
 
 logger = logging.getLogger(__name__)
@@ -31,6 +30,9 @@ SIGNALS_AT_ONCE = 65536
 # A process that counts wakes us at most twice per hold: the floor is up by then, and the map has the time of its last
 # call.
 WAKES_PER_HOLD = 2
+
+# There is room for 2,048 records (probe.c).
+MANY_WAKES = 1024
 
 # Ticks for the sake of new processes are at least this far apart.
 CROWD_NS = NANOSECONDS
@@ -46,14 +48,21 @@ class Daemon:
         self._runtime = runtime
         self._troubles = Troubles()
         self._last_reload: Reload | None = None
+        self._reload_began_at_seconds: float | None = None
         self._manager = ServiceManager()
         self._selector = selectors.DefaultSelector()
-        self._control = FloorControl(settings, runtime, self._troubles, self._selector, self._note_change, self._settle)
+        told = self._note_change, self._settle
+        self._control = FloorControl(settings, runtime, self._troubles, self._selector, *told)
         self._probe = Probe(settings.hold_ns // WAKES_PER_HOLD, min_turns=settings.min_turns)
         self._rebinder = Rebinder(self._probe, settings, self._troubles, self._selector, self._note_change)
-        self._tracker = Tracker(self._probe, settings)
-        published = self._control, self._rebinder, self._tracker
-        self._publisher = Publisher(runtime, self._troubles, self._manager, *published)
+        self._judging = Judging(
+            self._probe, settings, self._troubles, self._selector, self._feed,
+            changed=self._note_change, appeared=self._on_appearance,
+        )  # fmt: skip
+        self._tracker = self._judging.tracker
+        self._publisher = Publisher(
+            runtime, self._troubles, self._manager, self._control, self._rebinder, self._tracker
+        )
         self._state = policy.State(settings.hold_ns)
         self._next_tick_ns = self._ticked_ns = 0
         self._leaving = False
@@ -78,8 +87,8 @@ class Daemon:
 
     def _wait(self) -> None:
         """Handle what happens until the next deadline, then what is due."""
-        parts = (self._control, self._rebinder, self._manager)
-        waited_for = (self._state.timer_ns, *(part.deadline_ns for part in parts))
+        parts = (self._judging, self._control, self._rebinder, self._manager)
+        waited_for = (self._state.timer_ns, self._publisher.deadline_ns, *(part.deadline_ns for part in parts))
         deadline_ns = min((self._next_tick_ns, *(at_ns for at_ns in waited_for if at_ns is not None)))
         for key, _ in self._selector.select(max(0, deadline_ns - time.monotonic_ns()) / NANOSECONDS):
             key.data()
@@ -90,13 +99,15 @@ class Daemon:
                 part.on_deadline()
         if is_due(self._next_tick_ns):
             self._tick()
-        if self._publisher.has_news:
+        self._end_reload()
+        if is_due(self._publisher.deadline_ns):
             self._publish()
 
     def _leave(self) -> None:
         self._manager.stopping()
         self._feed(policy.Stop())
         self._control.give_back("stop")  # the last chance where the node refused when the claim went
+        self._judging.close()
         self._rebinder.close()
         self._probe.close()
         self._runtime.forget_status()
@@ -105,52 +116,23 @@ class Daemon:
     # What the kernel says.
 
     def _on_wakes(self) -> None:
-        for wake in self._probe.read_wakes():
-            if wake.kind == KIND_EXEC:
-                self._forget(wake.tgid)
-                continue
-            known = self._tracker.known.get(wake.tgid)
-            if known is None or not wake.verdict or wake.kind == KIND_TURNS:
-                known = self._judge(wake.tgid)
-            if known:
-                self._feed(policy.CallSeen(known.process, wake.at_ns))
+        wakes = self._probe.read_wakes()
+        for wake in wakes:
+            self._judging.on_wake(wake)
+        if len(wakes) >= MANY_WAKES:
+            self._look_for_the_unheard()
 
-    def _judge(self, tgid: int) -> Known | None:
-        before = self._tracker.known.get(tgid)
-        if before and not self._tracker.is_current(tgid):
-            self._forget(tgid)
-            before = None
-        try:
-            known = self._tracker.judge(tgid)
-        except ProcessVanishedError:
-            self._forget(tgid)
-            return None
-        except (OSError, StabilizerError) as error:
-            # Out of descriptors or memory, or /proc is closed to us. What was said of it may no longer be true; the
-            # kernel will ask again.
-            self._troubles.begin("judge", f"cannot judge pid {tgid}: {error}")
-            if before:
-                self._forget(tgid)
-            self._probe.forget_verdict(tgid)
-            return None
-        self._troubles.end("judge", "processes can be judged again")
-        if before is None:
-            self._rebinder.seen_calling(tgid)
-            self._tick_soon()
-            self._selector.register(known.pidfd, selectors.EVENT_READ, lambda: self._forget(tgid))
-        if before is None or before.verdict != known.verdict:
-            announce(known)
-            self._note_change()
-        self._feed(policy.Judged(known.process, known.verdict.counts))
-        return known
+    def _look_for_the_unheard(self) -> None:
+        """The buffer of records may have been full, and a long call makes no second one: the notes have them all."""
+        for tgid in self._probe.active():
+            activity = self._probe.activity(tgid)
+            if activity:
+                self._judging.on_call(tgid, activity.last_call_ns)
 
-    def _forget(self, tgid: int) -> None:
-        known = self._tracker.known.get(tgid)
-        if known:
-            self._selector.unregister(known.pidfd)
-            self._feed(policy.ProcessGone(known.process))
-            self._note_change()
-        self._tracker.forget(tgid)
+    def _on_appearance(self, tgid: int) -> None:
+        """A process calls for the first time: probe the rest of its libraries soon, but not for each of a crowd."""
+        self._rebinder.seen_calling(tgid)
+        self._next_tick_ns = min(self._next_tick_ns, self._ticked_ns + CROWD_NS)
 
     def _on_signals(self, signals: int) -> None:
         heard = set(os.read(signals, SIGNALS_AT_ONCE))
@@ -192,8 +174,10 @@ class Daemon:
         self._next_tick_ns = self._ticked_ns + self._settings.rebind_ns
         self._control.look_for_node()
         self._rebinder.rebind()
+        self._judging.try_again()
         self._settle()
         self._publish()
+        say_left_out()
         self._manager.on_deadline()
 
     def _settle(self) -> None:
@@ -203,10 +187,6 @@ class Daemon:
             self._control.raise_for(claimant)
         elif claimant is None and self._control.raised_hz:
             self._control.give_back("idle")
-
-    def _tick_soon(self) -> None:
-        """A process calls for the first time: probe the rest of its libraries at once, but not for each of a crowd."""
-        self._next_tick_ns = min(self._next_tick_ns, self._ticked_ns + CROWD_NS)
 
     def _claimant(self) -> Known | None:
         """The process on whose behalf the floor is up."""
@@ -224,15 +204,21 @@ class Daemon:
             return
         self._troubles.end("settings", "the settings are right again")
         self._settings = settings
-        self._tracker.use(settings)
         set_log_level(settings.log_level)
         self._probe.configure(settings.hold_ns // WAKES_PER_HOLD, settings.min_turns)
         self._feed(policy.HoldChanged(settings.hold_ns))
-        for tgid in list(self._tracker.known):
-            self._judge(tgid)
+        self._judging.use(settings)
         self._control.apply(settings, self._claimant())
         self._rebinder.use(settings)
-        self._last_reload = Reload(began_at_seconds)
+        self._reload_began_at_seconds = began_at_seconds
+        self._end_reload()
+
+    def _end_reload(self) -> None:
+        """The settings are in force when all that was known is judged by them."""
+        if self._reload_began_at_seconds is None or self._judging.is_reviewing:
+            return
+        self._last_reload = Reload(self._reload_began_at_seconds)
+        self._reload_began_at_seconds = None
         self._tick()
         told = fields("reload", NODE=self._control.node)
         logger.info("settings read again: %s", self._publisher.describe(self._settings), extra=told)

@@ -14,7 +14,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from .errors import ConfigError, StabilizerError
 from .settings import NANOSECONDS
@@ -25,6 +25,9 @@ NANOSECONDS_PER_MILLISECOND = 1_000_000
 STANDARD_ERROR = 2
 CHILD_MEMORY_BYTES = 1 << 30
 
+# Killed children that could not be waited for at once: one that waits for a dead disk ends when it can.
+unreaped: set[int] = set()
+
 
 class ChildError(StabilizerError):
     """The child died, or was ended because it took too long."""
@@ -33,12 +36,9 @@ class ChildError(StabilizerError):
 class Child:
     """A function at work in a forked child. fileno() becomes readable when some of its answer has arrived."""
 
-    # Killed children that could not be waited for at once: one that waits for a dead disk ends when it can.
-    _unreaped: ClassVar[set[int]] = set()
-
     def __init__(self, function: Callable[[], Any]) -> None:
         """Start it. Raises ChildError where there is no memory, process or descriptor left."""
-        self._reap()
+        reap()
         self._chunks: list[bytes] = []
         self._complete = False
         try:
@@ -84,14 +84,7 @@ class Child:
         A StabilizerError in the child is raised here as it was. Raises ChildError where the answer is not complete.
         """
         os.close(self._reader)
-        os.kill(self._pid, signal.SIGKILL)
-        self._unreaped.add(self._pid)
-        # Dead within a moment, unless it waits for a disk that does not answer: then it is left for later.
-        with contextlib.suppress(OSError), open(os.pidfd_open(self._pid), "rb") as pidfd:
-            poller = select.poll()  # not select(), which knows no descriptor from 1,024 on
-            poller.register(pidfd, select.POLLIN)
-            poller.poll(KILL_MILLISECONDS)
-        self._reap()
+        end_child(self._pid)
         text = b"".join(self._chunks)
         if not self._complete:
             raise ChildError("took too long and was given up")
@@ -106,11 +99,24 @@ class Child:
             raise (ConfigError if kind == ConfigError.__name__ else StabilizerError)(message, hint)
         return answer["value"]
 
-    @classmethod
-    def _reap(cls) -> None:
-        for pid in list(cls._unreaped):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                cls._unreaped.remove(pid)
+
+def end_child(pid: int) -> None:
+    """Kill a child, unless it has ended by itself, and wait for its end."""
+    os.kill(pid, signal.SIGKILL)
+    unreaped.add(pid)
+    # Dead within a moment, unless it waits for a disk that does not answer: then it is left for later.
+    with contextlib.suppress(OSError), open(os.pidfd_open(pid), "rb") as pidfd:
+        poller = select.poll()  # not select(), which knows no descriptor from 1,024 on
+        poller.register(pidfd, select.POLLIN)
+        poller.poll(KILL_MILLISECONDS)
+    reap()
+
+
+def reap() -> None:
+    """Take leave of the killed children that have ended."""
+    for pid in list(unreaped):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            unreaped.remove(pid)
 
 
 def call_in_child(function: Callable[[], Any], timeout_seconds: float) -> Any:

@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from .ration import ALWAYS_SAID, Ration, kind_of
+
 logger = logging.getLogger(__name__)
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
@@ -42,12 +44,23 @@ def set_log_level(level: str) -> None:
     logging.getLogger(__package__).setLevel(level.upper())
 
 
+def say_left_out() -> None:
+    """Say what was left out of the log, though nothing more of its kind comes."""
+    for handler in logging.getLogger(__package__).handlers:
+        if isinstance(handler, PatientHandler):
+            handler.say_left_out()
+
+
 class PatientHandler(logging.Handler):
-    """Never waits: where nobody reads, lines are lost, not the floor. How many, it says when it can."""
+    """Never waits: where nobody reads, lines are lost, not the floor. How many, it says when it can.
+
+    Of each kind of line it says so many in a while, and how many it left out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._lost = 0
+        self._ration = Ration()
 
     def has_room(self) -> bool:
         """Can a line be written without waiting?"""
@@ -58,6 +71,20 @@ class PatientHandler(logging.Handler):
         raise NotImplementedError
 
     def emit(self, record: logging.LogRecord) -> None:
+        told = getattr(record, "fields", {})
+        event = told.get("EVENT", "other")
+        self.say_left_out(to_the_end=event == "stop")
+        kind, now_seconds = kind_of(event, str(told.get("REASON", ""))), time.monotonic()
+        always = record.levelno >= logging.ERROR or event in ALWAYS_SAID
+        if always or self._ration.admits(kind, record.levelno, now_seconds):
+            self._say(record.getMessage(), record.levelno, told)
+
+    def say_left_out(self, to_the_end: bool = False) -> None:
+        """Say how many lines were left out, of each kind whose time is over."""
+        for left_out in self._ration.left_out(time.monotonic(), to_the_end):
+            self._say(str(left_out), left_out.level, {})
+
+    def _say(self, line: str, level: int, told: Mapping[str, object]) -> None:
         if not self.has_room():
             self._lost += 1
             return
@@ -65,7 +92,7 @@ class PatientHandler(logging.Handler):
         with contextlib.suppress(OSError):  # the reader has left, the disk is full: there is nobody to tell
             if lost:
                 self.write(f"({lost} lines were lost: nobody read them)", logging.WARNING, {})
-            self.write(record.getMessage(), record.levelno, getattr(record, "fields", {}))
+            self.write(line, level, told)
 
 
 class StandardErrorHandler(PatientHandler):

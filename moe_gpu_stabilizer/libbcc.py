@@ -37,6 +37,7 @@ def load_library() -> ctypes.CDLL:
         "bpf_update_elem": [number, pointer, pointer, ctypes.c_uint64],
         "bpf_lookup_elem": [number, pointer, pointer],
         "bpf_delete_elem": [number, pointer],
+        "bpf_get_next_key": [number, pointer, pointer],
         "bpf_consume_ringbuf": [pointer],
         "bpf_free_ringbuf": [pointer],
         "bpf_new_ringbuf": [number, CALLBACK, pointer],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from .policy import Process
@@ -23,22 +22,12 @@ STATE_FIELD = 0
 MAJOR_FAULTS_FIELD = 9
 START_TIME_FIELD = 19
 CPU_FIELDS = slice(11, 13)
+DEAD_STATES = (b"Z", b"X")
 CLOCK_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-
-# execve() takes a quarter of the stack limit, 2 MB by default, and never more than 6 MB.
-MOST_LAUNCH_BYTES = 8 << 20
 
 
 class ProcessVanishedError(Exception):
     """It ended while it was looked at, or /proc does not show it."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a process was started: NUL-ended strings, as the kernel keeps them."""
-
-    cmdline: bytes
-    environ: bytes
 
 
 def read_proc(path: Path, most_bytes: int = 65536) -> bytes:
@@ -80,6 +69,14 @@ def identify(pid: int, proc: Path = PROC) -> Process:
     return Process(pid, int(_stat_fields(proc / str(pid))[START_TIME_FIELD]))
 
 
+def pidfd_of(pid: int) -> int:
+    """Open what becomes readable when the process ends (pidfd_open(2)). Raises ProcessVanishedError, OSError."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise ProcessVanishedError from None
+
+
 def is_running(process: Process, proc: Path = PROC) -> bool:
     """Is this very process still there? Where /proc hides other users' processes, one with its id must do."""
     try:
@@ -95,12 +92,12 @@ def is_running(process: Process, proc: Path = PROC) -> bool:
     return False  # it can be signalled, so /proc would show it: another has come and gone
 
 
-def launch_of(pid: int, proc: Path = PROC) -> Launch:
-    """Return argv and environment. Raises ProcessVanishedError, and PermissionError for another user's without root."""
-    directory = proc / str(pid)
-    return Launch(
-        read_proc(directory / "cmdline", MOST_LAUNCH_BYTES), read_proc(directory / "environ", MOST_LAUNCH_BYTES)
-    )
+def is_dead(directory: Path) -> bool:
+    """Has the process or thread behind /proc/PID or /proc/PID/task/TID ended, asked for or not?"""
+    try:
+        return _stat_fields(directory)[STATE_FIELD] in DEAD_STATES
+    except ProcessVanishedError:
+        return True
 
 
 def user_id_of(pid: int, proc: Path = PROC) -> int:
@@ -151,6 +148,8 @@ class ThreadMeter:
             waits, major_faults = fields[STATE_FIELD] == b"D", int(fields[MAJOR_FAULTS_FIELD])
             cpu_ns = self._cpu_time_ns(directory)
         except (ProcessVanishedError, IndexError, ValueError):
+            return False
+        except OSError:  # out of descriptors or memory: what cannot be seen keeps no clock up
             return False
         comparable = tid == self._tid and self._looked_ns >= since_ns
         used_ns, passed_ns = cpu_ns - self._cpu_ns, now_ns - self._looked_ns

@@ -27,6 +27,12 @@ from .settings import Settings
 from .status import counted, for_systemctl
 from .tracker import Tracker
 
+# The first change is published at once; those that follow within this time, together.
+GAP_NS = 200_000_000
+
+# Any user can start thousands of processes that call.
+MOST_PROCESSES = 50
+
 
 @dataclass(frozen=True)
 class Reload:
@@ -56,6 +62,7 @@ class Publisher:
         self._rebinder = rebinder
         self._tracker = tracker
         self._changed = False
+        self._published_ns = 0
         self._start_ticks = identify(os.getpid()).start_ticks
 
     def describe(self, settings: Settings) -> str:
@@ -74,8 +81,9 @@ class Publisher:
         self._changed = True
 
     @property
-    def has_news(self) -> bool:
-        return self._changed or self._troubles.changed
+    def deadline_ns(self) -> int | None:
+        """When publish() is due (CLOCK_MONOTONIC); None where there is nothing new."""
+        return self._published_ns + GAP_NS if self._changed or self._troubles.changed else None
 
     def publish(self, settings: Settings, claims: Collection[Process], reload: Reload | None) -> None:
         """Say what is so now. That the file cannot be written is a trouble, and ends nothing.
@@ -83,6 +91,7 @@ class Publisher:
         Raises TakenOverError.
         """
         self._changed = self._troubles.changed = False
+        self._published_ns = time.monotonic_ns()
         status = self._snapshot(settings, claims, reload)
         try:
             self._runtime.keep_lock()
@@ -98,6 +107,7 @@ class Publisher:
     def _snapshot(self, settings: Settings, claims: Collection[Process], reload: Reload | None) -> dict[str, Any]:
         """Describe the daemon as JSON carries it; `floor_hz` is None while the floor is not up."""
         control, rival_write = self._control, self._control.rival_write
+        shown = self._tracker.most_important(claims, MOST_PROCESSES)
         return {
             "version": __version__,
             "pid": os.getpid(),
@@ -118,8 +128,10 @@ class Publisher:
                     "turns": None if one.turns is None else one.turns._asdict(),
                     "holds_the_floor": one.process in claims,
                 }
-                for one in self._tracker.up_to_date()
+                for one in shown
             ],
+            "processes_left_out": len(self._tracker.known) - len(shown),
+            "holders": len(claims),
             "libraries": [
                 {"path": printable(library.place.path), "functions": sorted(library.offsets)}
                 for library in self._rebinder.libraries

@@ -16,6 +16,9 @@ from .turns import ProcessTurns, remark
 LATE_TICKS = 2
 LATE_SECONDS = 5
 
+# How many processes a headline names.
+MOST_HOLDERS = 3
+
 SECONDS_PER_UNIT = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
@@ -28,7 +31,10 @@ def headline(status: Mapping[str, Any]) -> str:
     if status["floor_hz"] is None:
         return f"idle, {counted(len(status['libraries']), 'library', 'libraries')} watched"
     holders = [f"{one['name']} (pid {one['pid']})" for one in status["processes"] if one["holds_the_floor"]]
-    return f"floor {mhz(status['floor_hz'])} for {', '.join(holders) or 'nobody any more'}"
+    named = holders[:MOST_HOLDERS]
+    if status["holders"] > len(named):
+        named.append(f"{status['holders'] - len(named)} more")
+    return f"floor {mhz(status['floor_hz'])} for {', '.join(named) or 'nobody any more'}"
 
 
 def for_systemctl(status: Mapping[str, Any]) -> str:
@@ -65,6 +71,8 @@ def rows(status: Mapping[str, Any], now_seconds: float) -> Iterator[tuple[str, s
         says = "counts" if one["counts"] else "is ignored"
         more = remark(one["counts"], one["reason"], turns_of(one))
         yield "process", f"pid {one['pid']} ({one['name']}) {says}: {one['reason']}{more}"
+    if status["processes_left_out"]:
+        yield "process", f"{status['processes_left_out']} more have called"
     for one in status["libraries"]:
         yield "library", f"{one['path']} ({', '.join(one['functions'])})"
     if status["last_rival_write"]:

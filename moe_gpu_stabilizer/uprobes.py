@@ -37,6 +37,9 @@ BYTECODE = Path(__file__).with_name("probe.json")
 # linux/bpf.h
 BPF_ANY = 0
 
+# probe.c has room for so many processes.
+MOST_PROCESSES = 4096
+
 # Which program runs at which function.
 # The kernel's own, for an instruction that it cannot step over; it is in no header of the C library.
 ENOTSUPP = 524
@@ -154,6 +157,18 @@ class Probe:
     def set_verdict(self, tgid: int, counts: bool) -> None:
         """Tell the kernel what to do with calls of this process."""
         self._update("verdicts", ID.pack(tgid), ID.pack(VERDICT_COUNTS if counts else VERDICT_IGNORED))
+
+    def active(self) -> list[int]:
+        """The processes of which the kernel has noted something."""
+        found: dict[int, None] = {}
+        key, following = None, ctypes.create_string_buffer(ID.size)
+        # An entry that goes while it is asked for what follows it makes the kernel begin anew.
+        for _ in range(2 * MOST_PROCESSES):
+            if self._bcc.bpf_get_next_key(self._fds["activity"], key, following) < 0:
+                break
+            key = following.raw
+            found[ID.unpack(key)[0]] = None
+        return list(found)
 
     def activity(self, tgid: int) -> Activity | None:
         """What the kernel noted of a process; None where it knows nothing of it."""

@@ -98,23 +98,27 @@ class RunningDaemon:
         directory.mkdir(parents=True, exist_ok=True)
         self.configure(**({} if node is None else {"devfreq": node}), **settings)
         self.process: subprocess.Popen[bytes] | None = None
-        self._starts = 0
         self._environment = {**os.environ, "RUNTIME_DIRECTORY": str(self.runtime)}
 
     def configure(self, **settings: object) -> None:
         """Write the configuration; signal HUP to a running daemon to make it read it."""
         self.config.write_text("".join(f'STABILIZER_{key.upper()}="{value}"\n' for key, value in settings.items()))
 
-    def start(self) -> RunningDaemon:
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Start the daemon, and do not wait until it is ready."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [*self._prefix, sys.executable, "-m", "moe_gpu_stabilizer", "--config", str(self.config)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self._package_root,
             )  # fmt: skip
+        return self.process
+
+    def start(self) -> RunningDaemon:
+        starts = self.log.count("ready: ") if self.log_path.exists() else 0
+        self.spawn()
         # Where other tests have many probes taken out at the same time, the kernel lets ours wait.
-        wait_until(lambda: self.log.count("ready: ") > self._starts or self._ended(), f"ready\n{self.log}", seconds=60)
+        wait_until(lambda: self.log.count("ready: ") > starts or self._ended(), f"ready\n{self.log}", seconds=60)
         assert not self._ended(), f"the daemon ended:\n{self.log}"
-        self._starts += 1
         return self
 
     @property

@@ -19,7 +19,7 @@ PACKAGE = Path(moe_gpu_stabilizer.__file__).parent
 MODULES = sorted(PACKAGE.glob("*.py"))
 
 # Everything comes in as arguments and goes out as values. What they may import can neither read nor write nor wait.
-PURE = ("policy", "matching", "turns", "environment_file", "errors", "settings", "shares")
+PURE = ("policy", "matching", "turns", "fairness", "ration", "shares", "environment_file", "errors", "settings")
 HARMLESS = {
     "__future__", "annotated_types", "collections", "collections.abc", "dataclasses", "enum", "functools", "itertools",
     "re", "typing",

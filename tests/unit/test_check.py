@@ -282,7 +282,8 @@ def test_a_running_daemon_may_have_published_anything(tmp_path: Path, published:
 
 def test_a_running_daemon_is_quoted(tmp_path: Path) -> None:
     processes = [{"name": "llama-server", "pid": 42, "holds_the_floor": True}]
-    published = {"floor_hz": HIGHEST_HZ, "processes": processes, "libraries": [], "troubles": ["no node"], **fresh()}
+    held = {"floor_hz": HIGHEST_HZ, "processes": processes, "holders": 1}
+    published = {**held, "libraries": [], "troubles": ["no node"], **fresh()}
     publish(tmp_path, published)
     (daemon,) = [finding for finding in check.findings(gather(tmp_path)) if finding.topic == "daemon"]
     assert daemon.state == "note"

@@ -35,6 +35,8 @@ def published(**changed: Any) -> dict[str, Any]:
         "raised_times": 3,
         "raised_seconds": 192.5,
         "processes": [],
+        "processes_left_out": 0,
+        "holders": 0,
         "libraries": [{"path": "/usr/lib/libllama.so", "functions": ["llama_decode", "llama_process"]}],
         "last_rival_write": None,
         "troubles": [],
@@ -58,9 +60,19 @@ def test_idle_is_said_with_how_long() -> None:
 
 
 def test_a_floor_is_said_with_for_whom_and_why() -> None:
-    status = published(floor_hz=1_020_000_000, processes=[SERVER, {**SERVER, "pid": 5, "holds_the_floor": False}])
+    other = {**SERVER, "pid": 5, "holds_the_floor": False}
+    status = published(floor_hz=1_020_000_000, processes=[SERVER, other], holders=1)
     assert headline(status) == "floor 1020 MHz for llama-server (pid 4242)"
     assert "pid 4242 (llama-server) counts: --cpu-moe" in render(status, NOW_SECONDS)
+
+
+def test_of_a_crowd_the_first_are_named_and_the_others_counted() -> None:
+    crowd = [{**SERVER, "pid": pid} for pid in range(1, 51)]
+    status = published(floor_hz=1_020_000_000, processes=crowd, processes_left_out=950, holders=200)
+    assert headline(status) == (
+        "floor 1020 MHz for llama-server (pid 1), llama-server (pid 2), llama-server (pid 3), 197 more"
+    )
+    assert "950 more have called" in render(status, NOW_SECONDS)
 
 
 def test_how_often_and_how_long_counts_the_stretch_that_goes_on() -> None:
