@@ -415,6 +415,24 @@ def test_of_two_contents_of_one_file_the_later_is_real(
     assert one.version == Version.of(library.stat())
 
 
+def test_what_a_process_that_has_called_uses_is_marked(
+    compiled: Path, tmp_path: Path, proc: Proc, program: Path
+) -> None:
+    """Also where it is heard of before it was ever looked at."""
+    finder = Finder((), (), proc.directory)
+    for pid in (8, 16):
+        proc.start(pid, program)
+        proc.map(pid, copy(compiled, tmp_path / f"{pid}/libllama.so"))
+    finder.visit_soon(16)
+    called = {library.place.path: library.called for library in finder.scan(0).values()}
+    assert called == {f"{tmp_path}/8/libllama.so": False, f"{tmp_path}/16/libllama.so": True}
+    proc.end(16)
+    finder.scan(1)
+    proc.start(16, program)
+    proc.map(16, tmp_path / "16/libllama.so")
+    assert not any(library.called for library in finder.scan(2).values()), "a new process with its pid"
+
+
 def test_what_is_remembered_of_one_users_processes_is_bounded(
     compiled: Path, tmp_path: Path, proc: Proc, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
