@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,13 +14,11 @@ from .errors import ProbeError
 from .files import FileId, Version
 from .libraries import Library
 from .mounts import Mounts
+from .retiring import Closable, Retiring
 
-# For how long an update waits for the kernel to let go of what is to be probed anew. What is not done then fails.
-LEAVING_SECONDS = 0.5
-
-
-class Closable(Protocol):
-    def close(self) -> None: ...
+# For how long an update may attach, and wait for the kernel to let go of what is to be probed anew. It takes no time
+# unless probes are being taken out meanwhile. What is not done then waits for the next update.
+ATTACHING_SECONDS = 0.5
 
 
 class Attacher(Protocol):
@@ -63,7 +60,7 @@ class Change:
     attached: list[Library]
     detached: list[Library]
     failed: list[tuple[Library, str]]
-    waiting: int = 0  # for the kernel to let go of others
+    waiting: int = 0  # for the kernel to let go of others, or for the next update
 
 
 class Bindings:
@@ -76,7 +73,7 @@ class Bindings:
         self._most_files = most_files
         self._watcher = watcher
         self._bound: dict[FileId, Binding] = {}
-        self._leaving: dict[FileId, list[threading.Thread]] = {}
+        self._retiring = Retiring()
 
     @property
     def files(self) -> set[FileId]:
@@ -94,21 +91,18 @@ class Bindings:
         unseen in between.
         """
         change = Change([], [], [])
-        patient_until_seconds = time.monotonic() + LEAVING_SECONDS
-        self._leaving = {
-            file: threads for file, threads in self._leaving.items() if any(thread.is_alive() for thread in threads)
-        }
+        until_seconds = time.monotonic() + ATTACHING_SECONDS
         for file, binding in list(self._bound.items()):
             if file in found and not found[file].is_probed_as(binding.library):
                 change.detached.append(self._let_go(file))
         for file, library in found.items():
             if file not in self._bound:
-                held = self.files | {file for file in self._leaving if self.is_leaving(file)}
-                if len(held - {file}) >= self._most_files:
+                held = (self.files | self._retiring.files()) - {file}
+                if len(held) >= self._most_files or time.monotonic() > until_seconds:
                     change.waiting += 1
                     continue
                 try:
-                    self._bound[file] = self._attach(library, patient_until_seconds)
+                    self._bound[file] = self._attach(library, until_seconds)
                     change.attached.append(library)
                 except (OSError, ProbeError) as error:
                     change.failed.append((library, str(error)))
@@ -128,7 +122,7 @@ class Bindings:
         binding = self._bound.pop(file, None)
         if binding is None:
             return None
-        self._retire(binding)
+        self._retire(binding, in_haste=True)
         return binding.library
 
     def wanted_for_writing(self) -> list[FileId]:
@@ -151,11 +145,12 @@ class Bindings:
         """Let go of everything, and wait until the probes are gone."""
         for file in list(self._bound):
             self._let_go(file)
-        for file in list(self._leaving):
-            self._wait_until_gone(file)
+        self._retiring.wait_for_all()
 
-    def _attach(self, library: Library, patient_until_seconds: float) -> Binding:
-        if not self._is_gone(library.version.file, patient_until_seconds):
+    def _attach(self, library: Library, until_seconds: float) -> Binding:
+        # A probe that is still leaving would lend its copy of the old instruction to a new one at the same place. A
+        # writer that had to wait comes back when the thread is all but done; it is worth a moment.
+        if not self._retiring.wait_for(library.version.file, until_seconds):
             raise ProbeError("the kernel has not let go of its old content yet")
         descriptor = library.place.open(library.version, self._mounts)
         if descriptor is None:
@@ -187,36 +182,12 @@ class Bindings:
                 self._watcher.remove(binding.path_by_descriptor)
         self._retire(binding)
 
-    def _retire(self, binding: Binding) -> None:
-        """Begin to take the probes out.
-
-        It takes the kernel about 100 ms for each, one after the other, for it waits until nobody can be inside. A
-        thread that does nothing else does the waiting, so that a first call does not.
-        """
-        thread = threading.Thread(target=retire, args=(binding,), daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no memory or process left for a thread: then everything waits
-            retire(binding)
-            return
-        self._leaving.setdefault(binding.library.version.file, []).append(thread)
-
-    def _is_gone(self, file: FileId, patient_until_seconds: float) -> bool:
-        """A probe that is still leaving would lend its copy of the old instruction to a new one at the same place.
-
-        A writer that had to wait comes back when the thread is all but done; it is worth a moment.
-        """
-        for thread in self._leaving.get(file, []):
-            thread.join(max(0, patient_until_seconds - time.monotonic()))
-        return not self.is_leaving(file)
+    def _retire(self, binding: Binding, in_haste: bool = False) -> None:
+        self._retiring.add(binding.library.version.file, binding.probes, binding.descriptor, in_haste)
 
     def is_leaving(self, file: FileId) -> bool:
         """Are probes of its old content still being taken out?"""
-        return any(thread.is_alive() for thread in self._leaving.get(file, []))
-
-    def _wait_until_gone(self, file: FileId) -> None:
-        for thread in self._leaving.pop(file, []):
-            thread.join()
+        return file in self._retiring.files()
 
 
 def take_lease(descriptor: int) -> bool:
@@ -231,10 +202,3 @@ def take_lease(descriptor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def retire(binding: Binding) -> None:
-    """Take the probes out, and only then drop the lease: with it a waiting writer goes on."""
-    for probe in binding.probes:
-        probe.close()
-    os.close(binding.descriptor)

@@ -20,7 +20,7 @@ from .files import FileId, Place, Version
 from .mounts import Mounts
 from .processes import PROC
 from .reach import Reached, expand
-from .reader import Reader
+from .reader import LIKELY, Reader
 from .shares import Standing
 from .visits import Visit, Visits
 
@@ -40,8 +40,6 @@ USUAL_PLACES = (
 
 # libllama.so.0.5.0, libllama.v0.5.0.so; not libllama-common.so, which comes with it and has none of the functions.
 CORE_NAME = re.compile(r"libllama\.(so|v\d)")
-
-LIKELY = re.compile("llama|libggml")
 
 NOTHING_TO_PROBE = "it has no llama_decode, nor what ggml computes graphs with"
 

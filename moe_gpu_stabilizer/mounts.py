@@ -8,12 +8,13 @@ log, a new kind of network disk would cost the daemon.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import select
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,8 @@ LOCAL_KIND = re.compile(
 OVERLAY = "overlay"
 LAYERS = re.compile(rb"(?:^|,)(?:lowerdir\+?|datadir\+|upperdir)=([^,]*)")
 
-OWN_MOUNTS = "/proc/self/mountinfo"
+# A service has a namespace of its own, in which each mount has another number; programs are mostly in the machine's.
+OWN_MOUNTS, MACHINES_MOUNTS = "/proc/self/mountinfo", "/proc/1/mountinfo"
 # Some 100 bytes a mount. In a namespace of their own any user may have 100,000 (the sysctl fs.mount-max).
 MOST_MOUNTS_BYTES = 1 << 20
 MOUNT_ID = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
@@ -71,10 +73,8 @@ def mounts_in(text: bytes) -> Iterator[Mount]:
 class MountTable:
     """The mounts of one namespace, as the kernel lists them."""
 
-    def __init__(self, text: bytes, trusted_device: bytes | None = None) -> None:
-        """What is on `trusted_device` is local, whatever it is."""
+    def __init__(self, text: bytes) -> None:
         self._text = text
-        self._trusted = trusted_device
         self._known: dict[int, Mount | None] = {}
 
     def mount(self, mount_id: int) -> Mount | None:
@@ -88,16 +88,24 @@ class MountTable:
         """A mount of this device; None where there is none in this namespace."""
         return next((mount for mount in mounts_in(self._text) if mount.device == device), None)
 
-    def doubtful(self, mount: Mount) -> str | None:
-        """Return the type of a file system that may not answer, None for one that does."""
-        if LOCAL_KIND.fullmatch(mount.kind) or mount.device == self._trusted:
+    def device_of_root(self) -> bytes | None:
+        return next((mount.device for mount in mounts_in(self._text) if mount.point == b"/"), None)
+
+    def doubtful(self, mount: Mount, trusted_device: bytes | None) -> str | None:
+        """Return the type of a file system that may not answer, None for one that does.
+
+        What is on `trusted_device` does, whatever it is.
+        """
+        if LOCAL_KIND.fullmatch(mount.kind) or mount.device == trusted_device:
             return None
         if mount.kind != OVERLAY:
             return mount.kind
         # An overlay answers when what it lies over does.
         layers = [unescaped(path) for paths in LAYERS.findall(mount.options) for path in paths.split(b":")]
         below = (self._mount_at(path) for path in layers if path.startswith(b"/"))
-        kinds = [mount.kind for mount in below if mount and mount.kind != OVERLAY and self.doubtful(mount)]
+        kinds = [
+            mount.kind for mount in below if mount and mount.kind != OVERLAY and self.doubtful(mount, trusted_device)
+        ]
         return f"{OVERLAY} over {kinds[0]}" if kinds else None
 
     def _mount_at(self, path: bytes) -> Mount | None:
@@ -110,17 +118,41 @@ def is_below(path: bytes, point: bytes) -> bool:
     return (path + b"/").startswith(point.rstrip(b"/") + b"/")
 
 
+class Listing:
+    """A namespace's table of mounts, kept current."""
+
+    def __init__(self, path: str) -> None:
+        # Its descriptor becomes urgent when a mount comes or goes (proc_pid_mounts(5)).
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._poller = select.poll()
+        self._poller.register(self._file, select.POLLPRI)
+        self._table = self._read()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def table(self) -> MountTable:
+        """The table as it is now: it is read again only where it has changed."""
+        if self._poller.poll(0):
+            self._table = self._read()
+        return self._table
+
+    def _read(self) -> MountTable:
+        self._file.seek(0)
+        return MountTable(b"".join(iter(lambda: self._file.read(65536), b"")))
+
+
 class Mounts:
     """Tells whether the file behind an open descriptor may be asked for anything."""
 
-    def __init__(self) -> None:
-        # Its descriptor becomes urgent when a mount comes or goes (proc_pid_mounts(5)).
-        self._listing = open(OWN_MOUNTS, "rb", buffering=0)  # noqa: SIM115
-        self._poller = select.poll()
-        self._poller.register(self._listing, select.POLLPRI)
+    def __init__(self, paths: Sequence[str] = (OWN_MOUNTS, MACHINES_MOUNTS)) -> None:
+        """`paths` lead to the tables of our own namespace and of those whose mounts root has made."""
+        self._listings = []
+        for path in paths:
+            with contextlib.suppress(OSError):  # another user's, without root; or the table of a closed /proc
+                self._listings.append(Listing(path))
         # What the machine runs from is local, be it NFS: when that does not answer, nothing does.
-        self._trusted_device: bytes | None = None
-        self._own = self._read_own()
+        self._trusted_device = self._listings[0].table().device_of_root() if self._listings else None
         self._user_namespace = _user_namespace("/proc/self")
         memory = os.memfd_create("mount")
         # Programs that run from memory: a mount of the kernel's own, in no table.
@@ -128,23 +160,28 @@ class Mounts:
         os.close(memory)
 
     def close(self) -> None:
-        self._listing.close()
+        for listing in self._listings:
+            listing.close()
 
     def check(self, descriptor: int, path: str) -> None:
         """Raise MayNotAnswerError unless what this O_PATH descriptor holds lies on a file system that answers.
 
         `path` is what led there: a process's own mounts count where it begins with /proc/PID. While the descriptor is
-        open, its mount's number belongs to no other; so a table that was read since, and has it, is right.
+        open, its mount's number belongs to no other; so a table that is current now, and has it, is right.
         """
         mount_id = mount_id_of(descriptor)
-        if self._poller.poll(0) or self._own.mount(mount_id) is None:
-            self._own = self._read_own()
         if mount_id == self._of_memory:
             return
-        mount = self._own.mount(mount_id)
-        kind = self._own.doubtful(mount) if mount else self._doubtful_elsewhere(mount_id, path, descriptor)
+        kind = self._doubtful(mount_id, path, descriptor)
         if kind:
             raise MayNotAnswerError(kind)
+
+    def _doubtful(self, mount_id: int, path: str, descriptor: int) -> str | None:
+        for table in (listing.table() for listing in self._listings):
+            mount = table.mount(mount_id)
+            if mount:
+                return table.doubtful(mount, self._trusted_device)
+        return self._doubtful_elsewhere(mount_id, path, descriptor)
 
     def _doubtful_elsewhere(self, mount_id: int, path: str, descriptor: int) -> str | None:
         process = OF_PROCESS.match(path)
@@ -154,22 +191,22 @@ class Mounts:
             text = read_proc(Path(process[0], "mountinfo"), MOST_MOUNTS_BYTES)
         except (OSError, ProcessVanishedError):
             return HIDDEN
-        table = MountTable(text, self._trusted_device)
+        table = MountTable(text)
         mount = table.mount(mount_id)
         if mount is None:
             # A process in a chroot has a table without the mount that this is on. It may be one of ours all the same.
-            same = self._own.mount_of(device_of(descriptor))
-            return self._own.doubtful(same) if same else HIDDEN
+            return self._doubtful_by_device(device_of(descriptor))
         if mount.kind == OVERLAY and _user_namespace(process[0]) != self._user_namespace:
             # Its owner may have hidden what it lies over.
             return f"{OVERLAY} of a user namespace"
-        return table.doubtful(mount)
+        return table.doubtful(mount, self._trusted_device)
 
-    def _read_own(self) -> MountTable:
-        self._listing.seek(0)
-        text = b"".join(iter(lambda: self._listing.read(65536), b""))
-        self._trusted_device = next((mount.device for mount in mounts_in(text) if mount.point == b"/"), None)
-        return MountTable(text, self._trusted_device)
+    def _doubtful_by_device(self, device: bytes) -> str | None:
+        for table in (listing.table() for listing in self._listings):
+            mount = table.mount_of(device)
+            if mount:
+                return table.doubtful(mount, self._trusted_device)
+        return HIDDEN
 
 
 def mount_id_of(descriptor: int) -> int:

@@ -34,7 +34,6 @@ class Visit:
     refused: dict[str, str] = field(default_factory=dict)  # files that may not be touched, with the kind of their place
     readable: bool = True
     share: int = 0
-    calls: bool = False
 
 
 class Visits:
@@ -45,11 +44,13 @@ class Visits:
         self._mounts = mounts
         self._proc = proc
         self._remembered: Counter[int] = Counter()
+        self._callers: set[int] = set()
 
     def update(self, now_ns: int) -> None:
         """Look at the processes that are new, and at those whose turn it is."""
         alive = every_pid_and_inode(self._proc)
         self.by_pid = {pid: visit for pid, visit in self.by_pid.items() if alive.get(pid) == visit.inode}
+        self._callers &= alive.keys()
         self._remembered = Counter()
         for visit in self.by_pid.values():
             self._remembered[visit.share] += len(visit.uses)
@@ -59,10 +60,10 @@ class Visits:
                 self._visit(pid, visit, now_ns)
 
     def soon(self, pid: int) -> None:
-        """This process calls into a library: look at it at the next update."""
+        """This process calls into a library: look at it at the next update. It may be new."""
+        self._callers.add(pid)
         if pid in self.by_pid:
             self.by_pid[pid].next_ns = 0
-            self.by_pid[pid].calls = True
 
     def of_file_soon(self, file: FileId) -> None:
         """The file's content may have changed: look at those who use it at the next update."""
@@ -79,7 +80,7 @@ class Visits:
 
     def called(self) -> set[FileId]:
         """The files whose processes have called."""
-        return {version.file for visit in self.by_pid.values() if visit.calls for version in visit.uses}
+        return {version.file for pid in self._callers & self.by_pid.keys() for version in self.by_pid[pid].uses}
 
     def refused(self) -> dict[str, str]:
         """The files in use that may not be touched, with the kind of their place."""

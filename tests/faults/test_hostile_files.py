@@ -197,13 +197,14 @@ def test_names_that_change_all_the_time_lead_the_daemon_nowhere_else(
 def files_open_in(daemon: RunningDaemon) -> set[str]:
     """What the daemon has open that is a file with a name, its own ones aside. Mere handles (O_PATH) open nothing."""
     found = set()
-    own = (str(daemon.runtime), str(daemon.log_path), "/dev/null", "/proc/self/", f"/proc/{daemon.pid}/", "/sys/")
+    own = (str(daemon.runtime), str(daemon.log_path), "/dev/null", "/sys/")
     for descriptor in os.listdir(f"/proc/{daemon.pid}/fd"):
         with contextlib.suppress(OSError):  # closed since
             name = os.readlink(f"/proc/{daemon.pid}/fd/{descriptor}")
             told = Path(f"/proc/{daemon.pid}/fdinfo/{descriptor}").read_text()
             flags = re.search(r"^flags:\s+(\d+)$", told, re.M)
             is_handle = flags is None or int(flags[1], 8) & os.O_PATH
-            if name.startswith("/") and not name.startswith(own) and not is_handle:
+            of_process = re.match(r"/proc/(\d|self)", name)
+            if name.startswith("/") and not name.startswith(own) and not is_handle and not of_process:
                 found.add(name.removesuffix(" (deleted)"))
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moe_gpu_stabilizer.mounts import OWN_MOUNTS, MayNotAnswerError, Mounts
 from tests.faults.ledger import Ledger
 from tests.kernel.conftest import Llama
 from tests.kernel.test_libraries import OTHER_CODE, raises_the_floor
@@ -140,3 +141,30 @@ def test_the_new_library_is_attached_to_before_the_old_one_is_let_go(
     lines = [line.split()[0] for line in daemon.log.splitlines() if f" {llama.library}" in line]
     assert lines == ["attached", "attached", "detached"]
     ledger.kept("replaced by rename while nobody runs it")
+
+
+def test_mounts_of_the_machine_are_known_to_a_service_with_mounts_of_its_own(tmp_path: Path) -> None:
+    """As systemd starts it. Here another process stands for the machine's first one, whose table is looked into."""
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", "echo ready; read line"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as machine:  # fmt: skip
+        assert machine.stdout is not None
+        assert machine.stdout.readline() == "ready\n"
+        mounts = Mounts([OWN_MOUNTS, f"/proc/{machine.pid}/mountinfo"])
+        enter = ("nsenter", "--target", str(machine.pid), "--mount")
+        try:
+            subprocess.run([*enter, "mount", "-t", "tmpfs", "tmpfs", tmp_path], check=True)
+            # By a path that gives no hint of whose table to look into.
+            handle = os.open(f"/proc/{machine.pid}/root{tmp_path}", os.O_PATH)
+            mounts.check(handle, "/anywhere")
+            os.close(handle)
+            subprocess.run([*enter, "umount", tmp_path], check=True)
+            subprocess.run([*enter, "mount", "-t", "proc", "proc", tmp_path], check=True)
+            handle = os.open(f"/proc/{machine.pid}/root{tmp_path}", os.O_PATH)
+            with pytest.raises(MayNotAnswerError):
+                mounts.check(handle, "/anywhere")
+            os.close(handle)
+        finally:
+            mounts.close()
+            machine.kill()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from moe_gpu_stabilizer import visits
 from moe_gpu_stabilizer.elf import CALLS, Reading
 from moe_gpu_stabilizer.files import FileId, Place, Version
 from moe_gpu_stabilizer.libraries import USUAL_PLACES, Finder, Library
@@ -214,12 +215,12 @@ class Proc:
         self.directory = directory
         directory.mkdir()
 
-    def start(self, pid: int, executable: Path) -> Path:
+    def start(self, pid: int, executable: Path, user_id: int = 0) -> Path:
         process = self.directory / str(pid)
         (process / "map_files").mkdir(parents=True)
         (process / "exe").symlink_to(executable)
         (process / "maps").write_text("")
-        (process / "status").write_text("Name:\tprogram\nUid:\t0\t0\t0\t0\n")
+        (process / "status").write_text(f"Name:\tprogram\nUid:\t{user_id}\t0\t0\t0\n")
         return process
 
     def map(self, pid: int, library: Path, addresses: str = "7f00-7fff", permissions: str = "r-xp") -> None:
@@ -412,6 +413,39 @@ def test_of_two_contents_of_one_file_the_later_is_real(
     proc.map(16, library)
     (one,) = finder.scan(1).values()
     assert one.version == Version.of(library.stat())
+
+
+def test_what_a_process_that_has_called_uses_is_marked(
+    compiled: Path, tmp_path: Path, proc: Proc, program: Path
+) -> None:
+    """Also where it is heard of before it was ever looked at."""
+    finder = Finder((), (), proc.directory)
+    for pid in (8, 16):
+        proc.start(pid, program)
+        proc.map(pid, copy(compiled, tmp_path / f"{pid}/libllama.so"))
+    finder.visit_soon(16)
+    called = {library.place.path: library.called for library in finder.scan(0).values()}
+    assert called == {f"{tmp_path}/8/libllama.so": False, f"{tmp_path}/16/libllama.so": True}
+    proc.end(16)
+    finder.scan(1)
+    proc.start(16, program)
+    proc.map(16, tmp_path / "16/libllama.so")
+    assert not any(library.called for library in finder.scan(2).values()), "a new process with its pid"
+
+
+def test_what_is_remembered_of_one_users_processes_is_bounded(
+    compiled: Path, tmp_path: Path, proc: Proc, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes beyond that are not looked into; those of others are."""
+    monkeypatch.setattr(visits, "MOST_USES_OF_A_USER", 6)
+    for pid in range(8, 18):
+        proc.start(pid, program, user_id=1000)
+        proc.map(pid, copy(compiled, tmp_path / f"{pid}/libllama.so"))
+    proc.start(18, program)
+    proc.map(18, copy(compiled, tmp_path / "18/libllama.so"))
+    found = paths(Finder((), (), proc.directory).scan(0))
+    assert len(found) == 4
+    assert f"{tmp_path}/18/libllama.so" in found
 
 
 def test_a_kernel_thread_is_looked_at_once(proc: Proc) -> None:

@@ -31,10 +31,10 @@ rw,lowerdir=/var/lib/docker/overlay2/l/B:/var/lib/docker/overlay2/l/C,upperdir=/
 
 
 def doubtful(mount_id: int, table: bytes = TABLE, trusted: bytes = b"259:2") -> str | None:
-    mounts = MountTable(table, trusted)
+    mounts = MountTable(table)
     mount = mounts.mount(mount_id)
     assert mount is not None
-    return mounts.doubtful(mount)
+    return mounts.doubtful(mount, trusted)
 
 
 @pytest.mark.parametrize("mount_id", [21, 23, 24, 35])
