@@ -34,7 +34,7 @@ DOCUMENTS = (PAGE, SETTINGS_FILE, README, UNIT)
 
 OPTIONS = {name for action in make_parser()._actions for name in action.option_strings}
 # Of llama.cpp and journalctl; the page names them, too.
-FOREIGN_OPTIONS = {*Settings().moe_flags, "--fit", "--output-fields"}
+FOREIGN_OPTIONS = {"--store", *Settings().moe_flags, "--fit", "--output-fields"}
 
 
 def format_page(*arguments: str) -> subprocess.CompletedProcess[str]:
