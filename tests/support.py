@@ -116,7 +116,7 @@ class RunningDaemon:
     def start(self) -> RunningDaemon:
         starts = self.log.count("ready: ") if self.log_path.exists() else 0
         self.spawn()
-        wait_until(lambda: self.log.count("ready: ") > starts or self._ended(), f"ready\n{self.log}")
+        wait_until(lambda: self.log.count("ready: ") > starts or self._ended(), f"ready\n{self.log}", 60)
         assert not self._ended(), f"the daemon ended:\n{self.log}"
         return self
 
