@@ -6,14 +6,16 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from .errors import ProbeError
 from .files import FileId, Version
 from .libraries import Library
 from .mounts import Mounts
+from .patience import KeptWaitingError, Patience
 from .retiring import Closable, Retiring
 
 # For how long an update may attach, and wait for the kernel to let go of what is to be probed anew. It takes no time
@@ -63,6 +65,9 @@ class Change:
     waiting: int = 0  # for the kernel to let go of others, or for the next update
 
 
+T = TypeVar("T")
+
+
 class Bindings:
     """The probed files, by device and inode."""
 
@@ -74,6 +79,7 @@ class Bindings:
         self._watcher = watcher
         self._bound: dict[FileId, Binding] = {}
         self._retiring = Retiring()
+        self._patience = Patience()
 
     @property
     def files(self) -> set[FileId]:
@@ -152,7 +158,7 @@ class Bindings:
         # writer that had to wait comes back when the thread is all but done; it is worth a moment.
         if not self._retiring.wait_for(library.version.file, until_seconds):
             raise ProbeError("the kernel has not let go of its old content yet")
-        descriptor = library.place.open(library.version, self._mounts)
+        descriptor = self._patiently(lambda: library.place.open(library.version, self._mounts), close_if_open)
         if descriptor is None:
             raise ProbeError("it has gone or changed since it was looked at")
         binding = Binding(library, descriptor, [])
@@ -165,11 +171,19 @@ class Bindings:
                 raise ProbeError("it is being rewritten")
             # Functions of the same code are one place.
             for offset, function in {offset: name for name, offset in library.offsets.items()}.items():
-                binding.probes.append(self._attacher.attach(binding.path_by_descriptor, offset, function))
+                attach = partial(self._attacher.attach, binding.path_by_descriptor, offset, function)
+                binding.probes.append(self._patiently(attach, lambda probe: probe.close()))
             return binding
         except BaseException:
             self._close(binding)
             raise
+
+    def _patiently(self, function: Callable[[], T], dispose: Callable[[T], object]) -> T:
+        """Call it, but wait neither for long nor often."""
+        if not self._patience.is_out(share=0):
+            with contextlib.suppress(KeptWaitingError):
+                return self._patience.call(function, dispose)
+        raise ProbeError("a process that uses it keeps the kernel waiting")
 
     def _let_go(self, file: FileId) -> Library:
         binding = self._bound.pop(file)
@@ -188,6 +202,11 @@ class Bindings:
     def is_leaving(self, file: FileId) -> bool:
         """Are probes of its old content still being taken out?"""
         return file in self._retiring.files()
+
+
+def close_if_open(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def take_lease(descriptor: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from .files import FileId, Place, Version
 from .mappings import files_used_by
 from .mounts import Mounts
+from .patience import KeptWaitingError, Patience
 from .processes import PROC, ProcessVanishedError, every_pid_and_inode, user_id_of
 from .shares import share_of
 
@@ -36,6 +38,14 @@ class Visit:
     share: int = 0
 
 
+@dataclass
+class Round:
+    """Some visits, in a thread: those that have begun, the last of which may be kept waiting."""
+
+    begun: list[int]
+    is_over: bool = False
+
+
 class Visits:
     """Looks at processes, and remembers what each uses while it runs."""
 
@@ -45,6 +55,7 @@ class Visits:
         self._proc = proc
         self._remembered: Counter[int] = Counter()
         self._callers: set[int] = set()
+        self._patience = Patience()
 
     def update(self, now_ns: int) -> None:
         """Look at the processes that are new, and at those whose turn it is."""
@@ -54,10 +65,44 @@ class Visits:
         self._remembered = Counter()
         for visit in self.by_pid.values():
             self._remembered[visit.share] += len(visit.uses)
+        due: list[int] = []
         for pid, inode in alive.items():
             visit = self.by_pid.setdefault(pid, Visit(inode, now_ns, now_ns))
-            if visit.next_ns <= now_ns:
-                self._visit(pid, visit, now_ns)
+            if visit.next_ns <= now_ns and self._is_welcome(pid, visit):
+                due.append(pid)
+        while due:
+            due = self._round(due, now_ns)
+
+    def _is_welcome(self, pid: int, visit: Visit) -> bool:
+        """Not one of a user who keeps us waiting; a process that ends just now is no matter."""
+        with contextlib.suppress(ProcessVanishedError, OSError):
+            visit.share = share_of(user_id_of(pid, self._proc))
+            return not self._patience.is_out(visit.share)
+        return False
+
+    def _round(self, due: list[int], now_ns: int) -> list[int]:
+        """Look at these, until one of them keeps us waiting; return those that are then left."""
+        this_round = Round([])
+        try:
+            self._patience.call(
+                lambda: self._visit_all(due, this_round, now_ns),
+                progress=lambda: len(this_round.begun),
+                share=lambda: self.by_pid[this_round.begun[-1]].share,
+            )
+        except KeptWaitingError:
+            this_round.is_over = True
+            if this_round.begun:
+                culprit = this_round.begun[-1]
+                left = due[len(this_round.begun) :]
+                return [pid for pid in left if self.by_pid[pid].share != self.by_pid[culprit].share]
+        return []
+
+    def _visit_all(self, due: list[int], this_round: Round, now_ns: int) -> None:
+        for pid in due:
+            if this_round.is_over:
+                return
+            this_round.begun.append(pid)
+            self._visit(pid, self.by_pid[pid], now_ns)
 
     def soon(self, pid: int) -> None:
         """This process calls into a library: look at it at the next update. It may be new."""
@@ -95,7 +140,6 @@ class Visits:
         visit.next_ns = now_ns + wait_ns - wait_ns // 4 * (pid % 8) // 8
         directory = self._proc / str(pid)
         try:
-            visit.share = share_of(user_id_of(pid, self._proc))
             self._look(directory, visit)
         except FileNotFoundError:  # a kernel thread has no executable
             visit.next_ns = NEVER_NS
