@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.support import HIGHEST_HZ, PlainNode, RunningDaemon
 from tests.workload import Workload, build_library
 
 FULL = os.environ.get("STABILIZER_FAULTS") == "full"
@@ -20,16 +18,6 @@ def seeded(request: pytest.FixtureRequest) -> random.Random:
     seed = int(os.environ.get("STABILIZER_SEED") or random.SystemRandom().randrange(1 << 32))
     print(f"STABILIZER_SEED={seed} for {request.node.name}")
     return random.Random(seed)
-
-
-def kill(daemon: RunningDaemon, node: PlainNode) -> None:
-    """Kill -9. A plain file is empty between its opening and the write, which min_freq in sysfs never is.
-
-    Where the daemon dies in between, the file gets what is worst for us: the floor, which is then still to be undone.
-    """
-    daemon.stop(signal.SIGKILL)
-    if not (node.directory / "min_freq").read_text():
-        node.write("min_freq", HIGHEST_HZ)
 
 
 class Load:

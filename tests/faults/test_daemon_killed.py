@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.faults.ledger import Ledger
-from tests.faults.load import FULL, Load, kill, seeded
+from tests.faults.load import FULL, Load, seeded
 from tests.kernel.conftest import Llama
 from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode, RunningDaemon, wait_until
 from tests.workload import Workload
@@ -43,14 +43,14 @@ def test_killed_at_random_moments_under_load(
                 load.swap_library()
             if chance.random() < 0.1:
                 daemon.send(signal.SIGTERM)
-            kill(daemon, node)
+            daemon.stop(signal.SIGKILL)
             load.rest()
             if chance.random() < 0.5:
                 assert daemon.command("--restore").returncode == 0
                 assert node.min_hz == LOWEST_HZ, f"kill {number}: --restore gives back"
                 assert daemon.command("--restore").stdout == "nothing to give back\n"
             if chance.random() < 0.2:  # the next one is killed on its way up
-                killed_young(daemon, node, chance.uniform(0, 0.3))
+                killed_young(daemon, chance.uniform(0, 0.3))
             daemon.start()
             with Workload(llama.program, flag) as workload:
                 workload.do("call 1")
@@ -63,9 +63,9 @@ def test_killed_at_random_moments_under_load(
     assert sorted(os.listdir(daemon.runtime)) == ["lock", "status.json"], "nothing else is left"
 
 
-def killed_young(daemon: RunningDaemon, node: PlainNode, seconds: float) -> None:
+def killed_young(daemon: RunningDaemon, seconds: float) -> None:
     """Start the daemon, and kill it before it can be ready."""
     daemon.spawn()
     born = time.monotonic()
     wait_until(lambda: time.monotonic() > born + seconds, "its time")
-    kill(daemon, node)
+    daemon.stop(signal.SIGKILL)

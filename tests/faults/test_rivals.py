@@ -8,7 +8,6 @@ nothing (fanotify refused); min_freq at max_freq before us.
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from tests.faults import deny
 from tests.faults.ledger import Ledger
+from tests.faults.load import FULL, seeded
 from tests.faults.rival import Rival
 from tests.kernel.conftest import Llama
 from tests.support import HIGHEST_HZ, LADDER_HZ, LOWEST_HZ, PlainNode, RunningDaemon, stays, wait_until
@@ -26,7 +26,7 @@ Start = Callable[..., RunningDaemon]
 Run = Callable[..., Workload]
 
 # Of the random test.
-ROUNDS = 15
+ROUNDS = 200 if FULL else 15
 
 LOW_HZ, MIDDLE_HZ, HIGH_HZ = 408_000_000, 612_000_000, 816_000_000
 
@@ -168,13 +168,12 @@ def test_a_rival_that_never_stops_is_yielded_to(
 
 
 def test_whatever_a_rival_sets_and_when_its_last_value_stays(
-    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, rival: Rival, ledger: Ledger
-) -> None:
+    start_daemon: Start, run: Run, llama: Llama, node: PlainNode, rival: Rival, ledger: Ledger,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
     """Random values, the floor's own among them, at random moments of a workload that calls and rests."""
     daemon = start_daemon(libraries=llama.library, hold_seconds=0.2, rebind_seconds=3600)
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    choose = random.Random(seed)
+    choose = seeded(request)
     with run() as workload:
         for _ in range(ROUNDS):
             if node.min_hz < HIGHEST_HZ:  # undisturbed, so that it is no fight
