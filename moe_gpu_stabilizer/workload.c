@@ -27,6 +27,7 @@
  *   compute MS       computes for MS milliseconds, in no call
  *   exec PROGRAM...  become another program
  *   pid              answered with the process id instead
+ *   stamp            one call of llama_process, answered with when it was made, in ns of CLOCK_MONOTONIC
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -206,7 +207,15 @@ int main(void)
 			work(number);
 		else if (!strncmp(line, "exec ", 5))
 			become(line + 5);
-		else if (!strcmp(line, "pid")) {
+		else if (!strcmp(line, "stamp")) {
+			struct timespec now;
+
+			clock_gettime(CLOCK_MONOTONIC, &now);
+			llama_process(0);
+			printf("%lld\n", now.tv_sec * 1000000000LL + now.tv_nsec);
+			fflush(stdout);
+			continue;
+		} else if (!strcmp(line, "pid")) {
 			printf("%d\n", getpid());
 			fflush(stdout);
 			continue;
