@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ class Runtime:
         self._raised = self.directory / "raised.json"
         self._status = self.directory / "status.json"
         self._lock: int | None = None
+        # What "raised.json" holds, and what its spare does, as far as this process wrote them.
+        self._saved: Raised | None = None
+        self._spare: Raised | None = None
 
     def create(self) -> None:
         """Make the directory, readable by all. Raises StabilizerError."""
@@ -91,7 +95,20 @@ class Runtime:
 
     def save_raised(self, raised: Raised) -> None:
         """Note what is to be undone, before it is done. Raises StabilizerError: then nothing may be raised."""
-        self._write(self._raised, asdict(raised))
+        if raised == self._spare and self._rename_spare():
+            return
+        self._spare = None
+        self._write(self._raised, vars(raised))
+        self._saved = raised
+
+    def _rename_spare(self) -> bool:
+        """False where the spare file has gone, or is refused: then it is written anew."""
+        try:
+            os.rename(f"{self._raised}.new", self._raised)
+        except OSError:
+            return False
+        self._saved, self._spare = self._spare, None
+        return True
 
     def has_raised(self) -> bool:
         """Is what was saved still there? Somebody may have tidied up /run."""
@@ -113,9 +130,16 @@ class Runtime:
             ) from None
 
     def forget_raised(self) -> None:
-        """Nothing is to be given back any more. Raises StabilizerError."""
+        """Nothing is to be given back any more. Raises StabilizerError.
+
+        The file is kept as a spare: the next floor is most likely raised from and to the same, and a first call would
+        wait longer for a new file than for all else that is done here.
+        """
         try:
-            self._raised.unlink(missing_ok=True)
+            os.rename(self._raised, f"{self._raised}.new")
+            self._spare, self._saved = self._saved, None
+        except FileNotFoundError:
+            pass
         except OSError as error:
             raise StabilizerError(f"cannot remove {self._raised}: {error.strerror}") from None
 
@@ -144,14 +168,25 @@ class Runtime:
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
         """Replace a file in one step: whoever reads it, also after a power cut, finds the old or the new one whole."""
-        temporary = path.with_suffix(".new")
+        text = json.dumps(content).encode()
+        temporary = f"{path}.new"
         try:
-            self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)  # somebody may have tidied up /run
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-                file.flush()
-                os.fsync(file.fileno())
+            descriptor = self._create(temporary)
+            try:
+                # The floor waits for this: no buffer, no text layer.
+                if os.write(descriptor, text) != len(text):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
             os.rename(temporary, path)
         except OSError as error:
             raise StabilizerError(f"cannot write {path}: {error.strerror}") from None
+
+    def _create(self, path: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o644)
+        except FileNotFoundError:  # somebody has tidied up /run
+            self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            return os.open(path, flags, 0o644)

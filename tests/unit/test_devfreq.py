@@ -166,6 +166,15 @@ def test_a_node_that_has_vanished_is_an_error_that_names_the_file(tmp_path: Path
 # Which floor?
 
 
+def test_the_drivers_table_is_read_once_and_the_cap_each_time(node: Node) -> None:
+    """A first call waits for what is read here."""
+    assert node.floor_hz(None) == HIGHEST_HZ
+    (node.directory / "available_frequencies").unlink()
+    assert node.floor_hz(None) == HIGHEST_HZ
+    (node.directory / "max_freq").write_text("612000000\n")
+    assert node.floor_hz(None) == 612_000_000
+
+
 def test_the_default_floor_is_the_highest_available_frequency(node: Node) -> None:
     assert node.floor_hz(None) == HIGHEST_HZ
 

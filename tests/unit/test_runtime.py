@@ -82,6 +82,36 @@ def test_a_file_is_replaced_in_one_step_and_nothing_else_is_left(runtime: Runtim
     assert [path.name for path in runtime.directory.iterdir()] == ["raised.json"]
 
 
+def test_the_same_floor_again_needs_no_new_file(runtime: Runtime) -> None:
+    """Making one takes longer than all else that a first call waits for."""
+    saved = runtime.directory / "raised.json"
+    runtime.save_raised(RAISED)
+    first = saved.stat().st_ino
+    for _ in range(3):
+        runtime.forget_raised()
+        assert not saved.exists()
+        runtime.save_raised(RAISED)
+        assert saved.stat().st_ino == first
+        assert Runtime(runtime.directory).load_raised() == RAISED
+
+
+def test_what_is_saved_is_never_what_the_spare_file_held_before(runtime: Runtime) -> None:
+    other = Raised(RAISED.node, 408_000_000, RAISED.written_hz)
+    runtime.save_raised(RAISED)
+    runtime.forget_raised()
+    runtime.save_raised(other)
+    assert runtime.load_raised() == other
+    runtime.forget_raised()
+    for spare in runtime.directory.iterdir():
+        spare.unlink()  # somebody has tidied up
+    runtime.save_raised(other)
+    assert runtime.load_raised() == other
+    runtime.save_raised(RAISED)  # while that is up
+    runtime.forget_raised()
+    runtime.save_raised(other)
+    assert runtime.load_raised() == other
+
+
 def test_others_may_read_and_not_write(runtime: Runtime) -> None:
     runtime.save_raised(RAISED)
     runtime.save_status({})
