@@ -15,7 +15,7 @@ The rules, which the property tests hold against random sequences of events:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 # After a call, the first question waits for half a hold: while calls keep coming, the kernel's own wake-ups (one per
@@ -34,8 +34,7 @@ class Process(NamedTuple):
     start_ticks: int  # clock ticks since boot, as in /proc/PID/stat
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """Why the floor is up: this process was in flight until `last_in_flight_ns`."""
 
     last_in_flight_ns: int
@@ -43,13 +42,16 @@ class Claim:
     looks: int = 0  # at the thread, since the last call: the first has nothing to compare with
 
 
-@dataclass(frozen=True)
-class State:
+# Never written to: each state has a mapping of its own.
+NOBODY: Mapping[Process, Claim] = {}
+
+
+class State(NamedTuple):
     """All that the rule remembers. `timer_ns` is when the daemon has been told to send a Tick."""
 
     hold_ns: int
     counting: frozenset[Process] = frozenset()
-    claims: Mapping[Process, Claim] = field(default_factory=dict)
+    claims: Mapping[Process, Claim] = NOBODY
     timer_ns: int | None = None
     stopped: bool = False
 
@@ -162,7 +164,7 @@ def step(state: State, event: Event, now_ns: int) -> tuple[State, list[Action]]:
 def _apply(state: State, event: Event, now_ns: int) -> State:
     if isinstance(event, Judged):
         if event.counts and not state.stopped:
-            return replace(state, counting=state.counting | {event.process})
+            return state._replace(counting=state.counting | {event.process})
         return _without(state, event.process)
     if isinstance(event, ProcessGone):
         return _without(state, event.process)
@@ -171,7 +173,7 @@ def _apply(state: State, event: Event, now_ns: int) -> State:
     if isinstance(event, ThreadChecked):
         return _thread_checked(state, event, now_ns)
     if isinstance(event, HoldChanged):
-        changed = replace(state, hold_ns=event.hold_ns)
+        changed = state._replace(hold_ns=event.hold_ns)
         for process, claim in state.claims.items():
             changed = _with_claim(changed, process, _ask_later(claim, event.hold_ns, now_ns))
         return changed
@@ -196,11 +198,11 @@ def _thread_checked(state: State, event: ThreadChecked, now_ns: int) -> State:
     claim = state.claims.get(event.process)
     if claim is None:
         return state
-    claim = replace(claim, looks=claim.looks + 1)
+    claim = claim._replace(looks=claim.looks + 1)
     if event.at_work:
-        claim = _ask_later(replace(claim, last_in_flight_ns=now_ns), state.hold_ns, now_ns)
+        claim = _ask_later(claim._replace(last_in_flight_ns=now_ns), state.hold_ns, now_ns)
     elif claim.looks >= LOOKS_THAT_TELL and claim.last_in_flight_ns + state.hold_ns <= now_ns:
-        return replace(state, claims={p: c for p, c in state.claims.items() if p != event.process})
+        return state._replace(claims={p: c for p, c in state.claims.items() if p != event.process})
     return _with_claim(state, event.process, claim)
 
 
@@ -208,16 +210,15 @@ def _ask_later(claim: Claim, hold_ns: int, now_ns: int) -> Claim:
     """Plan the next question: a fraction of a hold away, but one falls on the very end of the hold."""
     end_ns = claim.last_in_flight_ns + hold_ns
     ask_at_ns = now_ns + hold_ns // QUESTIONS_PER_HOLD
-    return replace(claim, ask_at_ns=min(ask_at_ns, end_ns) if now_ns < end_ns else ask_at_ns)
+    return claim._replace(ask_at_ns=min(ask_at_ns, end_ns) if now_ns < end_ns else ask_at_ns)
 
 
 def _with_claim(state: State, process: Process, claim: Claim) -> State:
-    return replace(state, claims={**state.claims, process: claim})
+    return state._replace(claims={**state.claims, process: claim})
 
 
 def _without(state: State, process: Process) -> State:
-    return replace(
-        state,
+    return state._replace(
         counting=state.counting - {process},
         claims={p: c for p, c in state.claims.items() if p != process},
     )
@@ -232,6 +233,6 @@ def _with_effects(before: State, after: State, asked: list[Action], reason: str)
         actions.append(GiveBack(reason))
     timer_ns = min((claim.ask_at_ns for claim in after.claims.values()), default=None)
     if timer_ns != after.timer_ns:
-        after = replace(after, timer_ns=timer_ns)
+        after = after._replace(timer_ns=timer_ns)
         actions.append(ArmTimer(timer_ns))
     return after, asked + actions
