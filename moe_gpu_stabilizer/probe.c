@@ -87,16 +87,17 @@ static inline bool wake_daemon(u64 now_ns, u64 ids, u32 kind, u32 verdict)
 	return true;
 }
 
+static inline u32 verdict_on(u32 tgid)
+{
+	u32 *known = verdicts.lookup(&tgid);
+
+	return known ? *known : 0;
+}
+
 /* A process that is not ignored was active: note it, and wake the daemon now and then. */
-static inline void note_activity(struct settings *set, u64 now_ns, u64 ids)
+static inline void note_activity(struct settings *set, u64 now_ns, u64 ids, u32 verdict)
 {
 	u32 tgid = ids >> 32;
-	u32 *known = verdicts.lookup(&tgid);
-	u32 verdict = known ? *known : 0;
-
-	if (verdict == VERDICT_IGNORED)
-		return;
-
 	struct activity *act = activity.lookup(&tgid);
 	if (!act) {
 		struct activity fresh = {};
@@ -153,7 +154,9 @@ int on_call(void *ctx)
 	if (thread)
 		thread->in_graph = 0;
 
-	note_activity(set, bpf_ktime_get_ns(), ids);
+	u32 verdict = verdict_on(ids >> 32);
+	if (verdict != VERDICT_IGNORED) /* reading the clock costs as much as a look-up */
+		note_activity(set, bpf_ktime_get_ns(), ids, verdict);
 	return 0;
 }
 
@@ -194,7 +197,10 @@ int on_graph(void *ctx)
 	u64 now_ns = bpf_ktime_get_ns();
 	graph_begins(thread, process, set->min_turns, now_ns);
 	tell_of_change(process, now_ns, ids);
-	note_activity(set, now_ns, ids);
+
+	u32 verdict = verdict_on(tgid);
+	if (verdict != VERDICT_IGNORED)
+		note_activity(set, now_ns, ids, verdict);
 	return 0;
 }
 
@@ -213,7 +219,14 @@ int on_section(void *ctx)
 	if (!thread || thread->tgid != tgid || !thread->in_graph)
 		return 0;
 
-	u64 now_ns = bpf_ktime_get_ns();
+	/*
+	 * When a section began is asked only of a process that counts, and of
+	 * the section with which it may begin to.
+	 */
+	u32 verdict = verdict_on(tgid);
+	bool ignored = verdict == VERDICT_IGNORED;
+	u64 now_ns = ignored && thread->sections != set->min_turns ? 0 : bpf_ktime_get_ns();
+
 	if (section_begins(thread, set->min_turns, now_ns)) {
 		struct process_turns *process = behaviour.lookup(&tgid);
 
@@ -223,7 +236,8 @@ int on_section(void *ctx)
 		}
 	}
 	/* A heartbeat: one graph of a long prompt takes many seconds. */
-	note_activity(set, now_ns, ids);
+	if (!ignored)
+		note_activity(set, now_ns, ids, verdict);
 	return 0;
 }
 

@@ -36,7 +36,7 @@ struct thread_turns {
 	unsigned int turned;      /* a turning graph was among the last NEAR_GRAPHS */
 	unsigned int plain_graphs; /* in a row */
 	unsigned long long began_ns;        /* the graph */
-	unsigned long long last_section_ns; /* began; 0 before the first */
+	unsigned long long last_section_ns; /* began; 0 before the first, and where no time was taken */
 	unsigned long long section_ns;      /* from one section to the next, on average, in the graph before */
 };
 
@@ -63,7 +63,8 @@ static inline void graph_begins(struct thread_turns *thread, struct process_turn
 		unsigned int turns = turns_of(thread->sections);
 
 		thread->last_turns = turns;
-		thread->section_ns = turns ? (thread->last_section_ns - thread->began_ns) / thread->sections : 0;
+		thread->section_ns =
+			turns && thread->last_section_ns ? (thread->last_section_ns - thread->began_ns) / thread->sections : 0;
 		if (turns >= min_turns) {
 			process->turns = turns;
 		} else {
@@ -85,7 +86,10 @@ static inline void graph_begins(struct thread_turns *thread, struct process_turn
 	thread->last_section_ns = 0;
 }
 
-/* A CPU section begins.  Returns nonzero where it makes its graph a turning one. */
+/*
+ * A CPU section begins.  Returns nonzero where it makes its graph a turning one.  now_ns may be 0 for other sections: how
+ * long they take is then not known.
+ */
 static inline int section_begins(struct thread_turns *thread, unsigned int min_turns, unsigned long long now_ns)
 {
 	thread->sections++;

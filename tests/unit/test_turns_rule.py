@@ -191,6 +191,23 @@ def test_how_long_sections_take_does_not_include_the_time_between_graphs(
     assert model.threads[0].section_ns == section_ns
 
 
+@given(st.integers(2, 100), st.integers(0, 99))
+def test_sections_whose_time_was_not_taken_are_counted_and_nothing_is_said_of_how_long_they_take(
+    rule: ctypes.CDLL, sections: int, timed: int
+) -> None:
+    """Those of a process that is ignored, and that may begin to count in the middle of a graph."""
+    model = Model(rule, min_turns=200)
+    model.graph(0)
+    thread = model.threads[0]
+    for index in range(sections):
+        model.now_ns += 1000
+        now_ns = model.now_ns if index < timed < sections else 0
+        rule.section(ctypes.byref(thread), ctypes.byref(model.process), 200, ctypes.c_ulonglong(now_ns))
+    model.graph(0)
+    assert thread.last_turns == sections - 1
+    assert thread.section_ns == 0
+
+
 @given(st.integers(4, 60), st.integers(0, 63))
 def test_the_number_is_about_the_graphs_with_many_turns_while_such_are_near(
     rule: ctypes.CDLL, sections: int, plain: int
