@@ -9,6 +9,7 @@ that the benchmark needs. Run it on a machine that does nothing else.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -64,6 +65,11 @@ def run(effort: Effort, parts: dict[str, Part]) -> Results:
     return results
 
 
+def leave(number: int, _frame: object) -> None:
+    """End with nothing left running, mounted or probed."""
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what the program costs.")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "docs", help="the directory for the results (docs)")
@@ -74,6 +80,8 @@ def main() -> int:
     if lines := machine.missing():
         print(*(f"missing: {line}" for line in lines), sep="\n", file=sys.stderr)
         return 2
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, leave)
     results = run(FULL, {name: PARTS[name] for name in options.part or PARTS})
     if options.part:
         print("nothing written: these are parts of a run")
