@@ -122,7 +122,8 @@ class Node:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                # sysfs takes a value in one write(); it reports a refusal there. A plain file must not be empty meanwhile.
+                # sysfs takes a value in one write(); it reports a refusal there. A plain file must not be empty
+                # meanwhile.
                 os.ftruncate(descriptor, os.write(descriptor, b"%d\n" % frequency_hz))
             finally:
                 os.close(descriptor)

@@ -11,7 +11,7 @@ from .files import FileId, Place, Version
 from .mappings import files_used_by
 from .mounts import Mounts
 from .patience import KeptWaitingError, Patience
-from .processes import PROC, ProcessVanishedError, every_pid_and_inode, user_id_of
+from .processes import PROC, ProcessVanishedError, every_pid_and_inode, read_proc, user_id_of
 from .shares import share_of
 
 # A process may load the library long after its start (a Python program that imports a binding). It is looked at when
@@ -19,6 +19,10 @@ from .shares import share_of
 FIRST_REVISIT_NS = 1_000_000_000
 LAST_REVISIT_NS = 60_000_000_000
 NEVER_NS = 1 << 62
+
+# A process whose memory is as large as it was has mapped nothing since. To ask for that costs a tenth of a look. It may
+# also have mapped just as much as it has let go of, so every eighth time it is looked at all the same.
+MOST_PASSED_OVER = 7
 
 # What is remembered of one user's processes: a file of a process takes about 1 KB. A thousand llama-servers have five
 # each. The files of processes beyond that are not looked at.
@@ -36,6 +40,8 @@ class Visit:
     refused: dict[str, str] = field(default_factory=dict)  # files that may not be touched, with the kind of their place
     readable: bool = True
     share: int = 0
+    size: bytes = b""  # of its memory, before it was looked at
+    passed_over: int = 0  # times in a row
 
 
 @dataclass
@@ -135,22 +141,43 @@ class Visits:
         return refused
 
     def _visit(self, pid: int, visit: Visit, now_ns: int) -> None:
+        asked_for = not visit.next_ns
         wait_ns = min(max(now_ns - visit.known_since_ns, FIRST_REVISIT_NS), LAST_REVISIT_NS)
         # Spread by pid, or all that was there at the start would be visited in the same tick for ever.
-        visit.next_ns = now_ns + wait_ns - wait_ns // 4 * (pid % 8) // 8
+        visit.next_ns = now_ns + wait_ns - wait_ns // 2 * (pid % 64) // 64
         directory = self._proc / str(pid)
+        if not self._needs_look(pid, visit) and not asked_for:
+            return
         try:
             self._look(directory, visit)
         except FileNotFoundError:  # a kernel thread has no executable
             visit.next_ns = NEVER_NS
         except ProcessVanishedError:
-            pass
-        except OSError:  # another user's, without root
+            visit.size = b""
+        except OSError:  # another user's, without root; or we are out of descriptors
+            visit.size = b""
             visit.readable = False
+
+    def _needs_look(self, pid: int, visit: Visit) -> bool:
+        """Does it use more or less memory than when it was looked at, or has it been passed over for long?"""
+        before = visit.size
+        try:
+            visit.size = read_proc(self._proc / str(pid) / "statm").split(maxsplit=1)[0]  # in pages (proc(5))
+        except (ProcessVanishedError, OSError, IndexError):
+            return True
+        if not before:  # so that not all that are there at the start have their eighth time together
+            visit.passed_over = pid % (MOST_PASSED_OVER + 1)
+        elif visit.size == before and visit.passed_over < MOST_PASSED_OVER:
+            visit.passed_over += 1
+            return False
+        else:
+            visit.passed_over = 0
+        return True
 
     def _look(self, directory: Path, visit: Visit) -> None:
         room = MOST_USES_OF_A_USER - self._remembered[visit.share] + len(visit.uses)
         if room <= 0:
+            visit.size = b""  # perhaps there is room next time
             return
         refused: dict[str, str] = {}
         uses = dict(files_used_by(directory, self._mounts, refused.__setitem__))

@@ -326,36 +326,71 @@ def test_a_library_loaded_late_is_found_when_the_process_is_visited_again(
     compiled: Path, tmp_path: Path, proc: Proc, program: Path
 ) -> None:
     """A Python program that imports a binding. It is looked at after a second, and whenever its age has doubled."""
-    proc.start(8, program)
+    proc.start(64, program)
     finder = Finder((), (), proc.directory)
     assert finder.scan(0) == {}
-    proc.map(8, copy(compiled, tmp_path / "libllama.so"))
+    proc.map(64, copy(compiled, tmp_path / "libllama.so"))
     assert finder.scan(FIRST_REVISIT_NS - 1) == {}, "not yet"
     assert len(finder.scan(FIRST_REVISIT_NS)) == 1
 
 
 def test_visits_become_rarer_with_age_up_to_one_a_minute(proc: Proc, program: Path) -> None:
-    proc.start(8, program)
+    proc.start(64, program)
     finder = Finder((), (), proc.directory)
     visited_s = []
     for now_s in range(300):
-        before_ns = finder.visits[8].next_ns if 8 in finder.visits else 0
+        before_ns = finder.visits[64].next_ns if 64 in finder.visits else 0
         finder.scan(now_s * SECOND_NS)
-        if finder.visits[8].next_ns != before_ns:
+        if finder.visits[64].next_ns != before_ns:
             visited_s.append(now_s)
     assert visited_s == [0, 1, 2, 4, 8, 16, 32, 64, 124, 184, 244]
 
 
 def test_processes_of_one_age_are_not_all_visited_at_once(proc: Proc, program: Path) -> None:
-    for pid in range(8, 24):
+    for pid in range(64, 128):
         proc.start(pid, program)
     finder = Finder((), (), proc.directory)
     finder.scan(0)
     finder.scan(100 * SECOND_NS)
     due_ns = [visit.next_ns for visit in finder.visits.values()]
-    assert len(set(due_ns)) == 8
+    assert len(set(due_ns)) == 64
     assert max(due_ns) == 100 * SECOND_NS + LAST_REVISIT_NS
-    assert min(due_ns) > 100 * SECOND_NS + LAST_REVISIT_NS * 3 // 4
+    assert min(due_ns) > 100 * SECOND_NS + LAST_REVISIT_NS // 2
+
+
+def test_a_process_whose_memory_has_not_changed_is_passed_over_seven_times(
+    compiled: Path, tmp_path: Path, proc: Proc, program: Path
+) -> None:
+    """As if it had mapped the library and let go of just as much."""
+    library = copy(compiled, tmp_path / "libllama.so")
+    proc.start(8, program)
+    size = proc.directory / "8" / "statm"
+    size.write_text("1000 200 100 1 0 300 0\n")
+    finder = Finder((), (), proc.directory)
+    finder.scan(0)
+    proc.map(8, library)
+    for minute in range(1, 8):
+        assert finder.scan(minute * 100 * SECOND_NS) == {}
+    assert len(finder.scan(800 * SECOND_NS)) == 1
+
+
+def test_a_process_whose_memory_has_changed_or_that_calls_is_looked_at(
+    compiled: Path, tmp_path: Path, proc: Proc, program: Path
+) -> None:
+    for pid, happens in ((8, "grows"), (16, "calls")):
+        proc.start(pid, program)
+        size = proc.directory / str(pid) / "statm"
+        size.write_text("1000 200 100 1 0 300 0\n")
+        finder = Finder((), (), proc.directory)
+        finder.scan(0)
+        proc.map(pid, copy(compiled, tmp_path / f"{pid}/libllama.so"))
+        if happens == "grows":
+            size.write_text("1001 200 100 1 0 300 0\n")
+        else:
+            finder.visit_soon(pid)
+        assert [library.place.path for library in finder.scan(100 * SECOND_NS).values()][-1].endswith(
+            f"{pid}/libllama.so"
+        )
 
 
 def test_a_new_process_with_an_old_pid_is_new(compiled: Path, tmp_path: Path, proc: Proc, program: Path) -> None:
