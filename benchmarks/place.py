@@ -15,8 +15,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from moe_gpu_stabilizer.daemon import WAKES_PER_HOLD
+from moe_gpu_stabilizer.settings import NANOSECONDS
+from moe_gpu_stabilizer.uprobes import Probe
 from tests.support import HIGHEST_HZ, LOWEST_HZ, REPOSITORY, PlainNode, RunningDaemon, only_child, wait_until
 from tests.workload import Workload, build_ggml, build_library, build_program
+
+from .bare import offsets_of
 
 # /run is in memory on a real system, and so is sysfs.
 IN_MEMORY = Path("/dev/shm")
@@ -24,6 +29,7 @@ IN_MEMORY = Path("/dev/shm")
 # Nothing else on the machine may count.
 HOLD_SECONDS = 0.25
 ENDS_SECONDS = 60
+LINES_OF_A_FAILURE = 12
 CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED, of all threads
 
 
@@ -70,11 +76,34 @@ class Place:
             os.setpriority(os.PRIO_PROCESS, daemon.pid, nice_of_unit())
             daemon.wait_until_quiet()
             yield Watcher(node, (daemon.pid,))
+        except BaseException:
+            print("the end of the daemon's log:", *daemon.log.splitlines()[-LINES_OF_A_FAILURE:], sep="\n  ")
+            raise
         finally:
             assert daemon.process is not None
             daemon.process.terminate()
             # Longer than RunningDaemon.stop() would wait: on a machine with other llama.cpp it has more to let go of.
             daemon.process.wait(ENDS_SECONDS)
+
+    @contextmanager
+    def watched_by_least(self) -> Iterator[Watcher]:
+        """A C program that does nothing but write: what is left when all that the daemon has to know is taken away."""
+        directory = self.new_directory()
+        node = PlainNode(directory / "17000000.gpu")
+        program = self.directory / "least"
+        if not program.exists():
+            subprocess.run(["cc", "-O2", "-Wall", "-o", program, Path(__file__).with_name("least.c")], check=True)
+        with ExitStack() as stack:
+            probe = Probe(round(HOLD_SECONDS * NANOSECONDS) // WAKES_PER_HOLD)
+            stack.callback(probe.close)
+            for function, offset in offsets_of(self.library).items():
+                stack.callback(probe.attach(str(self.library), offset, function).close)
+            ring, hold_ms = probe.fileno(), round(HOLD_SECONDS * 1000)
+            command = [str(program), str(ring), str(node.directory / "min_freq"), str(hold_ms)]
+            least = stack.enter_context(subprocess.Popen(command, pass_fds=(ring,)))
+            stack.callback(least.kill)
+            os.setpriority(os.PRIO_PROCESS, least.pid, nice_of_unit())
+            yield Watcher(node, (least.pid,))
 
     @contextmanager
     def watched_by_yardstick(self) -> Iterator[Watcher]:
