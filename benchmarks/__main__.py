@@ -20,7 +20,7 @@ from tests.support import REPOSITORY, alone_with_real_flags
 from . import calls, latency, machine, plot, real_llama, rest, ticks
 from .effort import FULL, Effort
 from .place import Place, make_place, tracefs
-from .results import Curve, Results, Row, cells, write
+from .results import Curve, Results, Row, cells, in_short, write
 
 Part = Callable[[Place, Effort, Results], None]
 
@@ -87,6 +87,7 @@ def main() -> int:
         print("nothing written: these are parts of a run")
     else:
         write(results, options.output, plot.draw(results.curves))
+    print(*(f"in short: {line}" for line in in_short(results.rows)), sep="\n")
     for row in results.missed:
         print(f"missed: {row.what}: {row.ours.median:.3g} {row.unit}; budget: {row.budget}")
     return 1 if results.missed else 0

@@ -12,7 +12,7 @@ class Effort:
     call_rounds: int = 7
     calls: int = 20_000
     latency_rounds: int = 3
-    latency_samples: int = 50  # in each round
+    latency_samples: int = 45  # in each round
     rest_rounds: int = 2
     rest_seconds: float = 15.0
     starts: int = 12

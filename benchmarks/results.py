@@ -116,11 +116,33 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+# The three figures that a user cares about, by the row that has them: README.md quotes these lines.
+IN_SHORT = {
+    "proportional set size": "{ours} MB of memory (bpftrace and a script in its place: {yardstick} MB)",
+    "lost with it": "{ours} % slower in llama-bench, where the 95 % interval is {low} % to {high} %",
+    "median, machine idle": "{ours} ms from the first call after a pause to the raised clock (a script: {yardstick} ms)",
+}
+
+
+def in_short(rows: Sequence[Row]) -> list[str]:
+    """One line for each of the figures in short that were measured."""
+    lines = []
+    for what, sentence in IN_SHORT.items():
+        for row in rows:
+            if row.what.startswith(what):
+                yardstick = number(row.yardstick.median) if row.yardstick else ""
+                ours, low, high = map(number, (row.ours.median, row.ours.low, row.ours.high))
+                lines.append(sentence.format(ours=ours, yardstick=yardstick, low=low, high=high))
+                break
+    return lines
+
+
 def as_markdown(results: Results, json_name: str, plot_name: str) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
     text = HEAD.format(
         command=COMMAND, machine=f"{machine}, in {results.took_seconds / 60:.0f} minutes.", json_name=json_name
     )
+    text += "".join(f"- {line}\n" for line in in_short(results.rows)) + "\n"
     text += "Median (quartiles, or the extremes where there are fewer than eight; number of measurements).\n\n"
     text += table(results.rows)
     text += f"\n## Growth\n\n![cost as the number of processes or libraries grows]({plot_name})\n\n"

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.plot import draw
-from benchmarks.results import Curve, Figure, Results, Row, as_json, as_markdown, cells, from_json, number
+from benchmarks.results import Curve, Figure, Results, Row, as_json, as_markdown, cells, from_json, in_short, number
 from tests.support import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -38,6 +38,16 @@ def test_a_row_says_whether_its_budget_is_met() -> None:
 def test_results_that_miss_a_budget_name_it() -> None:
     results = Results(HERE, [one_row(10.0, 20.0), one_row(30.0, 20.0)])
     assert results.missed == [results.rows[1]]
+
+
+def test_the_figures_for_the_readme_come_from_the_rows() -> None:
+    lost = Row("llama-bench", "lost with it, mean", "%", Figure(0.12, -0.3, 0.5, 10))
+    memory = Row("Memory", "proportional set size", "MB", Figure.of([14.4]), Figure.of([97.0]))
+    assert in_short([lost, one_row(1.0, None), memory]) == [
+        "14.4 MB of memory (bpftrace and a script in its place: 97 MB)",
+        "0.12 % slower in llama-bench, where the 95 % interval is -0.3 % to 0.5 %",
+    ]
+    assert in_short([]) == []
 
 
 def test_what_is_written_as_data_is_read_back_the_same() -> None:
