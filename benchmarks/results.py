@@ -120,7 +120,7 @@ def table(rows: Sequence[Row]) -> str:
 IN_SHORT = {
     "proportional set size": "{ours} MB of memory (bpftrace and a script in its place: {yardstick} MB)",
     "lost with it": "{ours} % slower in llama-bench, where the 95 % interval is {low} % to {high} %",
-    "median, machine idle": "{ours} ms from the first call after a pause to the raised clock (a script: {yardstick} ms)",
+    "median, machine idle": "{ours} ms from the first call after a pause to the raised clock (a script: {yardstick})",
 }
 
 
@@ -145,7 +145,7 @@ def as_markdown(results: Results, json_name: str, plot_name: str) -> str:
     text += "".join(f"- {line}\n" for line in in_short(results.rows)) + "\n"
     text += "Median (quartiles, or the extremes where there are fewer than eight; number of measurements).\n\n"
     text += table(results.rows)
-    text += f"\n## Growth\n\n![cost as the number of processes or libraries grows]({plot_name})\n\n"
+    text += f"\n## Curves\n\n![cost as the number of processes or libraries grows]({plot_name})\n\n"
     for curve in results.curves:
         names = [curve.x_name, *map(str, curve.points)]
         text += f"| {' | '.join(names)} |\n|{'---|' * len(names)}\n"
