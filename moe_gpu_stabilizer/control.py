@@ -105,8 +105,9 @@ class FloorControl:
         self._raise(f"pid {known.process.tgid} inference", known.verdict.reason, known)
 
     def _raise(self, why: str, reason: str, known: Known | None = None) -> None:
-        self._rivals.hear()
-        if self.raised_hz is None and time.monotonic_ns() < self._contest.down_until_ns:
+        if self.raised_hz is not None:
+            self._rivals.hear()  # while it is down, the value that is read next says all that matters
+        elif time.monotonic_ns() < self._contest.down_until_ns:
             return
         before = self._floor.raised
         try:
