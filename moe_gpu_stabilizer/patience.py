@@ -2,15 +2,17 @@
 
 /proc/PID/maps and map_files are read under the lock of the process's address space, and a probe is set under that lock
 of everybody who maps the file. A thread that waits for a page of a FUSE file, and another one that waits to map
-something, keep everybody out for as long as they like. So such calls happen in a thread of their own, which is left
-behind when it comes to nothing; it ends with the process that keeps it waiting.
+something, keep everybody out for as long as they like. So such calls happen in another thread. It is left behind where
+that comes to nothing, and ends with the process that keeps it waiting; the next call gets a new one.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 # Looking at one process takes less than a millisecond.
 STALL_SECONDS = 0.5
@@ -26,21 +28,68 @@ class KeptWaitingError(Exception):
     """Somebody keeps us waiting, or has done so too often."""
 
 
-class LeftBehind(NamedTuple):
-    thread: threading.Thread
-    share: int
+@dataclass
+class Task:
+    """One call. `done` is held until it is over; what it came to is kept in what is there already.
+
+    Out of memory, nothing new can be made.
+    """
+
+    function: Callable[[], Any]
+    dispose: Callable[[Any], object]
+    done: threading.Lock
+    lock: threading.Lock
+    answer: Any = None
+    error: BaseException | None = None
+    is_over: bool = False
+    is_abandoned: bool = False
+
+    def run(self) -> None:
+        try:
+            answer = self.function()
+            with self.lock:
+                self.is_over = True
+                if not self.is_abandoned:
+                    self.answer = answer
+                    return
+            self.dispose(answer)
+        except BaseException as error:
+            self.error = error
+            self.is_over = True
+        finally:
+            self.done.release()
+
+
+class Worker:
+    """A thread that runs one task after the other."""
+
+    def __init__(self, share: int = 0) -> None:
+        """Start it. Raises RuntimeError where there is no memory or process left."""
+        self.share = share  # whose fault it is that it was left behind
+        self.tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (task := self.tasks.get()) is not None:
+            task.run()
 
 
 class Patience:
     """Calls functions in a thread, and waits for them no longer than they make progress."""
 
     def __init__(self) -> None:
-        self._left_behind: list[LeftBehind] = []
+        self._worker: Worker | None = None
+        self._left_behind: list[Worker] = []
 
     def is_out(self, share: int) -> bool:
         """Has this share of the users (shares.py) left too many threads waiting?"""
-        self._left_behind = [left for left in self._left_behind if left.thread.is_alive()]
-        by_one = sum(left.share == share for left in self._left_behind)
+        self._left_behind = [worker for worker in self._left_behind if worker.is_alive]
+        by_one = sum(worker.share == share for worker in self._left_behind)
         return by_one >= MOST_LEFT_BEHIND_BY_ONE or len(self._left_behind) >= MOST_LEFT_BEHIND
 
     def call(
@@ -55,38 +104,27 @@ class Patience:
         Raises KeptWaitingError where `progress` has been the same for STALL_SECONDS; that is laid to the `share` of
         that moment. The function may then still be running: what it returns at last is given to `dispose`.
         """
-        answers: list[T] = []
-        errors: list[BaseException] = []
-        lock, abandoned = threading.Lock(), threading.Event()
-
-        def work() -> None:
-            try:
-                answer = function()
-            except BaseException as error:
-                errors.append(error)
-                return
-            with lock:
-                if not abandoned.is_set():
-                    answers.append(answer)
-                    return
-            dispose(answer)
-
-        thread = threading.Thread(target=work, daemon=True)
+        task = Task(function, dispose, threading.Lock(), threading.Lock())
+        task.done.acquire()
         try:
-            thread.start()
+            self._worker = self._worker or Worker()
         except RuntimeError:  # no memory or process left for a thread: at the next tick, perhaps
             raise KeptWaitingError from None
+        self._worker.tasks.put(task)
         seen = progress()
-        while True:
-            thread.join(STALL_SECONDS)
-            with lock:
-                if not thread.is_alive() or answers:
-                    break
-                if progress() == seen:
-                    abandoned.set()
-                    self._left_behind.append(LeftBehind(thread, share()))
+        while not task.done.acquire(timeout=STALL_SECONDS):
+            with task.lock:
+                if progress() == seen and not task.is_over:
+                    task.is_abandoned = True
+                    self._leave_behind(self._worker, share())
                     raise KeptWaitingError
             seen = progress()
-        if errors:
-            raise errors[0]
-        return answers[0]
+        if task.error is not None:
+            raise task.error
+        return task.answer  # type: ignore[no-any-return]
+
+    def _leave_behind(self, worker: Worker, share: int) -> None:
+        worker.share = share
+        worker.tasks.put(None)
+        self._left_behind.append(worker)
+        self._worker = None

@@ -10,6 +10,9 @@ import pytest
 
 from tests.workload import Workload, build_library
 
+# A daemon at rest has its own, one that looks at processes, and one that sets probes (patience.py).
+QUIET_THREADS = 3
+
 FULL = os.environ.get("STABILIZER_FAULTS") == "full"
 
 

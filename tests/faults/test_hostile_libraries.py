@@ -22,6 +22,7 @@ from moe_gpu_stabilizer.choice import MOST_PROBED_FILES
 from moe_gpu_stabilizer.elf import CALLS
 from moe_gpu_stabilizer.mappings import MOST_LIBRARIES_OF_A_PROCESS
 from tests.faults.ledger import Ledger
+from tests.faults.load import QUIET_THREADS
 from tests.faults.silent_fuse import silent_fuse
 from tests.kernel.conftest import Llama
 from tests.kernel.test_libraries import raises_the_floor
@@ -236,7 +237,7 @@ def test_copies_that_come_and_go_all_the_time_pile_nothing_up(
 
     def some_are_watched(generation: Sequence[Path]) -> bool:
         probes.append(probes_of(daemon.pid))
-        assert threads_of(daemon.pid) <= 2
+        assert threads_of(daemon.pid) <= QUIET_THREADS + 1
         return sum(f"attached {path} " in daemon.log for path in generation) > 4
 
     for start in range(0, len(swarm), 40):
@@ -246,7 +247,7 @@ def test_copies_that_come_and_go_all_the_time_pile_nothing_up(
     assert max(probes) <= MOST_PROBED_FILES * len(CALLS)
     with run() as good:
         raises_the_floor(good, node)
-    wait_until(lambda: threads_of(daemon.pid) == 1, "all probes taken out", seconds=120)
+    wait_until(lambda: threads_of(daemon.pid) == QUIET_THREADS, "all probes taken out", seconds=120)
     ledger.kept("copies of a library that come and go")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.ledger import Ledger
-from tests.faults.load import FULL, Load, seeded
+from tests.faults.load import FULL, QUIET_THREADS, Load, seeded
 from tests.kernel.conftest import Llama
 from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode, RunningDaemon, wait_until
 from tests.workload import Workload
@@ -68,7 +68,7 @@ def test_soak(
     events = uprobe_events()
     daemon = start_daemon(**settings)
     warm_up(llama, node, flag)
-    wait_until(lambda: Holdings(daemon.pid).threads == 1, "quiet", 60)
+    wait_until(lambda: Holdings(daemon.pid).threads == QUIET_THREADS, "quiet", 60)
     at_first = Holdings(daemon.pid)
     last_rival_hz = LOWEST_HZ
     load = Load(chance, llama.program, llama.library, flag)
