@@ -66,7 +66,6 @@ class Mount(NamedTuple):
 
 
 def mounts_in(text: bytes) -> Iterator[Mount]:
-    # The last line may be cut off.
     return (Mount.of(line) for line in text.split(b"\n")[:-1])
 
 
@@ -74,7 +73,8 @@ class MountTable:
     """The mounts of one namespace, as the kernel lists them."""
 
     def __init__(self, text: bytes) -> None:
-        self._text = text
+        # The last line is cut off where there was more than was read, or the namespace ended meanwhile.
+        self._text = text[: text.rfind(b"\n") + 1]
         self._known: dict[int, Mount | None] = {}
 
     def mount(self, mount_id: int) -> Mount | None:

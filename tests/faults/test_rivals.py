@@ -162,7 +162,8 @@ def test_a_rival_that_never_stops_is_yielded_to(
         stays(lambda: is_up(node, LOW_HZ), 2.5, "its value, although a call is in flight")
         assert daemon.log.count("inference)") == 3, "three rounds"
         assert daemon.log.count("min_freq set to 408 MHz") == 1, "the same is not said again"
-        assert "sets min_freq whenever it is raised" in daemon.command("--status").stdout
+        says = "sets min_freq whenever it is raised"
+        wait_until(lambda: says in daemon.command("--status").stdout, "it to be published")
         workload.finish()
     ledger.kept("rival sets min_freq in a loop")
 

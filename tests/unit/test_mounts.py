@@ -72,6 +72,22 @@ def test_a_table_that_was_cut_off_has_what_is_whole() -> None:
     assert len(list(mounts_in(TABLE[:-20]))) == len(list(mounts_in(TABLE))) - 1
 
 
+@pytest.mark.parametrize("kept_bytes", range(len(TABLE) - 300, len(TABLE)))
+def test_wherever_a_table_was_cut_off_a_mount_is_whole_or_not_there(kept_bytes: int) -> None:
+    """As that of a namespace whose last process ends while it is read."""
+    whole, cut = MountTable(TABLE), MountTable(TABLE[:kept_bytes])
+    for mount_id in (37, 38, 39, 40):
+        assert cut.mount(mount_id) in (None, whole.mount(mount_id))
+
+
+def test_a_carriage_return_in_a_name_is_no_end_of_a_line() -> None:
+    table = MountTable(b"21 1 0:5 / /a\rb rw - ext4 /dev/sda rw\n")
+    mount = table.mount(21)
+    assert mount is not None
+    assert (mount.point, mount.kind) == (b"/a\rb", "ext4")
+    assert table.mount_of(b"0:5") == mount
+
+
 def test_every_mount_of_this_machine_is_understood() -> None:
     table = Path("/proc/self/mountinfo").read_bytes()
     lines = subprocess.run(["findmnt", "-rno", "FSTYPE"], capture_output=True, text=True, check=True).stdout.split()
