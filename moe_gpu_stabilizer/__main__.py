@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -13,6 +14,9 @@ from . import __version__
 from .errors import StabilizerError
 from .invocation import program
 from .journal import complain
+from .processes import printable
+
+logger = logging.getLogger(__name__)
 
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 
@@ -82,6 +86,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # the reader has left: `--check | head`
             return 0
         complain(f"moe-gpu-stabilizer: {error.strerror or error}")
+        return 1
+    except MemoryError:
+        complain("moe-gpu-stabilizer: out of memory")
+        return 1
+    except Exception as error:  # a fault of ours: one line says where, and systemd starts the daemon anew
+        import traceback
+
+        logger.debug("%s", traceback.format_exc())
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{os.path.basename(at.filename)}:{at.lineno}"
+        complain(f"moe-gpu-stabilizer: internal error at {place}, please report it: {printable(repr(error))}")
         return 1
 
 
