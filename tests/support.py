@@ -214,3 +214,4 @@ class RunningDaemon:
         if kind is not None:
             print(f"--- the daemon's log ({self.log_path})\n{self.log}")
         self.stop()
+        assert kind is not None or "internal error" not in self.log, f"a fault of the daemon:\n{self.log}"

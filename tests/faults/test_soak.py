@@ -113,7 +113,6 @@ def test_soak(
     assert uprobe_events() == events
     assert (node.directory / "max_freq").read_text() == f"{HIGHEST_HZ}\n"
     assert daemon.stop() == 0
-    assert "Traceback" not in daemon.log
     ledger.kept(f"a soak of {SOAK_SECONDS} s")
 
 
