@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import logging
 import os
@@ -122,9 +123,11 @@ class Node:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                # sysfs takes a value in one write(); it reports a refusal there. A plain file must not be empty
-                # meanwhile.
-                os.ftruncate(descriptor, os.write(descriptor, b"%d\n" % frequency_hz))
+                # sysfs takes a value in one write(); it reports a refusal there.
+                written_bytes = os.write(descriptor, b"%d\n" % frequency_hz)
+                # A plain file, which must not be empty meanwhile, may have held more.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, written_bytes)
             finally:
                 os.close(descriptor)
         except OSError as error:
