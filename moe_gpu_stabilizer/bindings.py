@@ -15,7 +15,7 @@ from .errors import ProbeError
 from .files import FileId, Version
 from .libraries import Library
 from .mounts import Mounts
-from .patience import KeptWaitingError, Patience
+from .patience import NOBODY, KeptWaitingError, Patience
 from .retiring import Closable, Retiring
 
 # For how long an update may attach, and wait for the kernel to let go of what is to be probed anew. It takes no time
@@ -180,7 +180,7 @@ class Bindings:
 
     def _patiently(self, function: Callable[[], T], dispose: Callable[[T], object]) -> T:
         """Call it, but wait neither for long nor often."""
-        if not self._patience.is_out(share=0):
+        if not self._patience.is_out(NOBODY):
             with contextlib.suppress(KeptWaitingError):
                 return self._patience.call(function, dispose)
         raise ProbeError("a process that uses it keeps the kernel waiting")

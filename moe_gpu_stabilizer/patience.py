@@ -21,6 +21,9 @@ STALL_SECONDS = 0.5
 MOST_LEFT_BEHIND = 8
 MOST_LEFT_BEHIND_BY_ONE = 2
 
+# A share that no user has: of what is nobody's fault.
+NOBODY = 1 << 40
+
 T = TypeVar("T")
 
 
@@ -63,9 +66,9 @@ class Task:
 class Worker:
     """A thread that runs one task after the other."""
 
-    def __init__(self, share: int = 0) -> None:
+    def __init__(self) -> None:
         """Start it. Raises RuntimeError where there is no memory or process left."""
-        self.share = share  # whose fault it is that it was left behind
+        self.share = NOBODY  # whose fault it is that it was left behind
         self.tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -97,7 +100,7 @@ class Patience:
         function: Callable[[], T],
         dispose: Callable[[T], object] = lambda answer: None,
         progress: Callable[[], int] = lambda: 0,
-        share: Callable[[], int] = lambda: 0,
+        share: Callable[[], int] = lambda: NOBODY,
     ) -> T:
         """Return what `function` returns, or raise what it raises.
 

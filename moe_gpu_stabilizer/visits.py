@@ -10,7 +10,7 @@ from pathlib import Path
 from .files import FileId, Place, Version
 from .mappings import files_used_by
 from .mounts import Mounts
-from .patience import KeptWaitingError, Patience
+from .patience import NOBODY, KeptWaitingError, Patience
 from .processes import PROC, ProcessVanishedError, every_pid_and_inode, read_proc, user_id_of
 from .shares import share_of
 
@@ -89,18 +89,19 @@ class Visits:
     def _round(self, due: list[int], now_ns: int) -> list[int]:
         """Look at these, until one of them keeps us waiting; return those that are then left."""
         this_round = Round([])
+
+        def culprit() -> int:
+            return self.by_pid[this_round.begun[-1]].share if this_round.begun else NOBODY
+
         try:
             self._patience.call(
-                lambda: self._visit_all(due, this_round, now_ns),
-                progress=lambda: len(this_round.begun),
-                share=lambda: self.by_pid[this_round.begun[-1]].share,
+                lambda: self._visit_all(due, this_round, now_ns), progress=lambda: len(this_round.begun), share=culprit
             )
         except KeptWaitingError:
             this_round.is_over = True
-            if this_round.begun:
-                culprit = this_round.begun[-1]
-                left = due[len(this_round.begun) :]
-                return [pid for pid in left if self.by_pid[pid].share != self.by_pid[culprit].share]
+            left = due[len(this_round.begun) :]
+            # Where none has begun, the machine is too busy to look at any.
+            return [pid for pid in left if self.by_pid[pid].share != culprit()] if this_round.begun else []
         return []
 
     def _visit_all(self, due: list[int], this_round: Round, now_ns: int) -> None:

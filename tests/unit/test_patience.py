@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moe_gpu_stabilizer.mounts import Mounts
-from moe_gpu_stabilizer.patience import MOST_LEFT_BEHIND_BY_ONE, KeptWaitingError, Patience
+from moe_gpu_stabilizer.patience import MOST_LEFT_BEHIND_BY_ONE, KeptWaitingError, Patience, Task
 from moe_gpu_stabilizer.visits import Visits
 from tests.support import wait_until
 
@@ -54,6 +54,15 @@ def test_what_makes_progress_may_take_longer() -> None:
         return "done"
 
     assert Patience().call(slowly, progress=lambda: len(steps)) == "done"
+
+
+def test_a_call_that_never_begins_is_nobodys_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine so busy that the thread does not get to run."""
+    make_process(tmp_path, 10, 1000, locked=False)
+    visits = Visits(Mounts(), tmp_path)
+    monkeypatch.setattr(Task, "run", lambda task: None)
+    visits.update(0)
+    assert not any(visit.uses for visit in visits.by_pid.values())
 
 
 def test_a_user_who_keeps_us_waiting_again_and_again_is_out_and_others_are_not(released: threading.Event) -> None:
