@@ -87,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         complain(f"moe-gpu-stabilizer: {error.strerror or error}")
         return 1
+    except ModuleNotFoundError as error:
+        complain(f"moe-gpu-stabilizer: the Python package {error.name} is missing here; run the installation again")
+        return 1
     except MemoryError:
         complain("moe-gpu-stabilizer: out of memory")
         return 1

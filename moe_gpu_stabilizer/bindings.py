@@ -15,12 +15,17 @@ from .errors import ProbeError
 from .files import FileId, Version
 from .libraries import Library
 from .mounts import Mounts
-from .patience import NOBODY, KeptWaitingError, Patience
+from .patience import KeptWaitingError, Patience
 from .retiring import Closable, Retiring
+from .shares import share_of
 
 # For how long an update may attach, and wait for the kernel to let go of what is to be probed anew. It takes no time
 # unless probes are being taken out meanwhile. What is not done then waits for the next update.
 ATTACHING_SECONDS = 0.5
+
+# Files that stay watched after somebody has written to them. The kernel keeps 8,192 or more marks for each user, and
+# each keeps a file's inode in memory (fanotify(7), max_user_marks).
+MOST_LEFT_WATCHED = 64
 
 
 class Attacher(Protocol):
@@ -34,6 +39,7 @@ class Watcher(Protocol):
 
     def add(self, path: str) -> None: ...
     def remove(self, path: str) -> None: ...
+    def clear(self) -> None: ...
 
 
 @dataclass
@@ -78,6 +84,7 @@ class Bindings:
         self._most_files = most_files
         self._watcher = watcher
         self._bound: dict[FileId, Binding] = {}
+        self._left_watched = 0
         self._retiring = Retiring()
         self._patience = Patience()
 
@@ -97,6 +104,7 @@ class Bindings:
         unseen in between.
         """
         change = Change([], [], [])
+        self._forget_watched()
         until_seconds = time.monotonic() + ATTACHING_SECONDS
         for file, binding in list(self._bound.items()):
             if file in found and not found[file].is_probed_as(binding.library):
@@ -118,6 +126,15 @@ class Bindings:
                 change.detached.append(self._let_go(file))
         return change
 
+    def _forget_watched(self) -> None:
+        """Watch the probed files alone again, lest the marks of thousands of files that were written to pile up."""
+        if self._watcher and self._left_watched > MOST_LEFT_WATCHED:
+            self._left_watched = 0
+            self._watcher.clear()
+            for binding in self._bound.values():
+                with contextlib.suppress(OSError):  # its times tell at the next tick
+                    self._watcher.add(binding.path_by_descriptor)
+
     def written(self, file: FileId) -> Library | None:
         """Somebody writes, or wants to write, to a probed file: let go of it.
 
@@ -129,6 +146,7 @@ class Bindings:
         if binding is None:
             return None
         self._retire(binding, in_haste=True)
+        self._left_watched += 1
         return binding.library
 
     def wanted_for_writing(self) -> list[FileId]:
@@ -158,7 +176,8 @@ class Bindings:
         # writer that had to wait comes back when the thread is all but done; it is worth a moment.
         if not self._retiring.wait_for(library.version.file, until_seconds):
             raise ProbeError("the kernel has not let go of its old content yet")
-        descriptor = self._patiently(lambda: library.place.open(library.version, self._mounts), close_if_open)
+        share = share_of(library.place.owner_id)
+        descriptor = self._patiently(lambda: library.place.open(library.version, self._mounts), close_if_open, share)
         if descriptor is None:
             raise ProbeError("it has gone or changed since it was looked at")
         binding = Binding(library, descriptor, [])
@@ -172,17 +191,17 @@ class Bindings:
             # Functions of the same code are one place.
             for offset, function in {offset: name for name, offset in library.offsets.items()}.items():
                 attach = partial(self._attacher.attach, binding.path_by_descriptor, offset, function)
-                binding.probes.append(self._patiently(attach, lambda probe: probe.close()))
+                binding.probes.append(self._patiently(attach, lambda probe: probe.close(), share))
             return binding
         except BaseException:
             self._close(binding)
             raise
 
-    def _patiently(self, function: Callable[[], T], dispose: Callable[[T], object]) -> T:
-        """Call it, but wait neither for long nor often."""
-        if not self._patience.is_out(NOBODY):
+    def _patiently(self, function: Callable[[], T], dispose: Callable[[T], object], share: int) -> T:
+        """Call it for a file of this share of the users (shares.py), but wait neither for long nor often."""
+        if not self._patience.is_out(share):
             with contextlib.suppress(KeptWaitingError):
-                return self._patience.call(function, dispose)
+                return self._patience.call(function, dispose, share=lambda: share)
         raise ProbeError("a process that uses it keeps the kernel waiting")
 
     def _let_go(self, file: FileId) -> Library:

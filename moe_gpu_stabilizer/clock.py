@@ -46,5 +46,6 @@ class ClockWatch:
         if self._looks < LOOKS_THAT_TELL:
             self.deadline_ns = time.monotonic_ns() + LOOK_NS
             return
-        message = f"min_freq is {mhz(wanted_hz)} but the clock stays at {mhz(cur_hz)}: the GPU's driver does not follow"
+        stayed = f"the clock stayed at {mhz(cur_hz)} when min_freq was raised to {mhz(wanted_hz)}"
+        message = f"{stayed}: the GPU's driver does not follow"
         self._troubles.begin("clock", message, NODE=node)

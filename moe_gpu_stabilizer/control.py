@@ -17,7 +17,7 @@ from .errors import StabilizerError
 from .floor import Floor
 from .journal import Troubles, fields
 from .processes import printable
-from .rivals import Contest, Rivals, RivalWrite
+from .rivals import Contest, Rivals
 from .runtime import Runtime
 from .settings import NANOSECONDS, Settings
 from .tracker import Known
@@ -50,7 +50,7 @@ class FloorControl:
         self._floor = Floor(runtime)
         self._clock = ClockWatch(troubles)
         self._contest = Contest()
-        self._rivals = Rivals(troubles, selector, self._written)
+        self.rivals = Rivals(troubles, selector, self._written)
         self._settle_ns: int | None = None
         self._troubles = troubles
         self._changed = changed
@@ -66,9 +66,9 @@ class FloorControl:
         return self._floor.raised_hz
 
     @property
-    def rival_write(self) -> RivalWrite | None:
-        """What another program wrote last."""
-        return self._rivals.last
+    def is_up_elsewhere(self) -> bool:
+        """Is it another node that is still to be given back?"""
+        return self.raised_hz is not None and not self._floor.is_up_here
 
     @property
     def deadline_ns(self) -> int | None:
@@ -106,7 +106,7 @@ class FloorControl:
 
     def _raise(self, why: str, reason: str, known: Known | None = None) -> None:
         if self.raised_hz is not None:
-            self._rivals.hear()  # while it is down, the value that is read next says all that matters
+            self.rivals.hear()  # while it is down, the value that is read next says all that matters
         elif time.monotonic_ns() < self._contest.down_until_ns:
             return
         before = self._floor.raised
@@ -125,6 +125,7 @@ class FloorControl:
                 self._say_given_back(before.baseline_hz, "nothing to raise")
             return
         self._troubles.end("already high", "min_freq is below the floor again", NODE=self.node)
+        self._troubles.end("rival", "the floor is up again", NODE=self.node)
         pid, name = (known.process.tgid, known.name) if known else (None, None)
         told = fields(
             "raise", FLOOR_HZ=floor_hz, NODE=self.node, TARGET_PID=pid, TARGET_COMM=name, REASON=printable(reason)
@@ -135,7 +136,7 @@ class FloorControl:
 
     def give_back(self, reason: str) -> None:
         """Put back what was there before."""
-        self._rivals.hear()
+        self.rivals.hear()
         if self.raised_hz is None:
             return
         try:
@@ -147,7 +148,6 @@ class FloorControl:
         self._troubles.end("give back", "the floor could be given back", NODE=self.node)
         self._is_down()
         self._contest.calm()
-        self._troubles.end("rival", "the floor stays up again while it should", NODE=self.node)
         if baseline_hz is not None:
             self._say_given_back(baseline_hz, reason)
 
@@ -161,14 +161,15 @@ class FloorControl:
 
     def _written(self, attribute: str, pid: int | None) -> None:
         """Another program has set a limit. `pid` is None where only the value was found."""
-        if attribute == "min_freq" and self._floor.is_up_here:
+        undoes = attribute == "min_freq" and self._floor.is_up_here
+        if undoes:
             self._contest.undone(time.monotonic_ns())
             self._settle_ns = self._contest.down_until_ns
             self._is_down()
             self._note(self._floor.let_go)
-        write = self._rivals.say(self.node, attribute, pid) if self.node else None
-        if write and self._contest.yields:
-            message = f"{write.writer} sets min_freq whenever it is raised: left to it for a minute each time"
+        write = self.rivals.say(self.node, attribute, pid, undoes) if self.node else None
+        if write and undoes and self._contest.yields:
+            message = f"{write.name} sets min_freq whenever it is raised: left to it for a minute each time"
             self._troubles.begin("rival", message, NODE=self.node)
         if attribute == "max_freq":
             self._follow_max(either_way=True)
@@ -197,7 +198,7 @@ class FloorControl:
     def look_for_node(self) -> None:
         """Find the GPU's node where there is none yet, notice when it has gone, and what has become of its limits."""
         if self.node and self.node.is_there():
-            self._rivals.follow(self.node, self.settings.rebind_seconds)
+            self.rivals.follow(self.node, self.settings.rebind_seconds)
             self._review(self.node)
             return
         if self.node:
@@ -207,7 +208,7 @@ class FloorControl:
                 told = fields("give-back", NODE=gone, REASON="the GPU node is gone")
                 logger.info("the floor is gone with the GPU node", extra=told)
         self._floor.node = devfreq.find(self.settings.devfreq)
-        self._rivals.follow(self.node, self.settings.rebind_seconds)
+        self.rivals.follow(self.node, self.settings.rebind_seconds)
         if self.node:
             self._troubles.end("node", f"found the GPU node {self.node}", NODE=self.node)
             self._say_others(self.node)
@@ -224,7 +225,7 @@ class FloorControl:
 
     def _review(self, node: devfreq.Node) -> None:
         """Is the floor what it should be, also where no write was heard of?"""
-        self._rivals.hear()
+        self.rivals.hear()
         self._note(self._floor.keep)
         try:
             if self._floor.is_undone():

@@ -185,8 +185,10 @@ class Daemon:
         claimant = self._claimant()
         if claimant is not None and not self._control.raised_hz:
             self._control.raise_for(claimant)
-        elif claimant is None and self._control.raised_hz:
-            self._control.give_back("idle")
+        elif self._control.raised_hz and (claimant is None or self._control.is_up_elsewhere):
+            self._control.give_back("idle" if claimant is None else "another GPU node")
+            if claimant is not None and not self._control.raised_hz:
+                self._control.raise_for(claimant)
 
     def _claimant(self) -> Known | None:
         """The process on whose behalf the floor is up."""

@@ -42,7 +42,9 @@ ROUNDING_HZ = 1000
 
 
 def mhz(frequency_hz: int) -> str:
-    """A frequency for people: "1020 MHz", "114.75 MHz"."""
+    """A frequency for people: "1020 MHz", "114.75 MHz"; "7 Hz" for what is no clock of a GPU."""
+    if frequency_hz < ROUNDING_HZ:
+        return f"{frequency_hz} Hz"
     return f"{frequency_hz / HZ_PER_MHZ:.6g} MHz"
 
 

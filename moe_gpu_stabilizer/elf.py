@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import struct
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,8 @@ PROBED_FUNCTIONS = (*CALLS, GRAPH, SECTION)
 # For one child. Reading a libllama takes 5 ms, a file that is made to take long a second. The rest of the time is for a
 # machine that is busy: a good library must not be taken for a bad one because a hundred programs compute.
 READ_CPU_SECONDS, READ_SECONDS = 5, 60
+# Opening one takes a moment.
+OPEN_SECONDS = 5
 
 # libllama has about 1 MB of symbols; a big static program 20 MB. What claims more is not read.
 MOST_TABLE_BYTES = 64 << 20
@@ -71,11 +74,18 @@ class Reading:
 
 
 def read_offsets(files: Mapping[Version, Place]) -> list[Offsets | None]:
-    """Return function_offsets() of each file; None where it is not there any more, or has changed."""
+    """Return function_offsets() of each file; None where it is not there any more, or has changed. For a child."""
     limit_cpu(READ_CPU_SECONDS)
+    # A process that locks up its memory keeps whoever opens a file by way of it waiting: the alarm ends this child.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     mounts = Mounts()
-    descriptors = (place.open(version, mounts) for version, place in files.items())
-    return [None if descriptor is None else offsets_or_none(descriptor) for descriptor in descriptors]
+    answers: list[Offsets | None] = []
+    for version, place in files.items():
+        signal.setitimer(signal.ITIMER_REAL, OPEN_SECONDS)
+        descriptor = place.open(version, mounts)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        answers.append(None if descriptor is None else offsets_or_none(descriptor))
+    return answers
 
 
 def offsets_or_none(descriptor: int) -> Offsets:

@@ -16,6 +16,7 @@ FAN_MODIFY = 0x2
 FAN_CLOSE_WRITE = 0x8
 FAN_MARK_ADD = 0x1
 FAN_MARK_REMOVE = 0x2
+FAN_MARK_FLUSH = 0x80
 AT_FDCWD = -100
 
 # struct fanotify_event_metadata: event_len, vers, reserved, metadata_len, mask, fd, pid.
@@ -60,6 +61,10 @@ class WriteWatch:
 
     def remove(self, path: str) -> None:
         self._mark(FAN_MARK_REMOVE, path)
+
+    def clear(self) -> None:
+        """Watch nothing any more."""
+        self._libc.fanotify_mark(self._fd, FAN_MARK_FLUSH, 0, AT_FDCWD, None)
 
     def _mark(self, action: int, path: str) -> None:
         if self._libc.fanotify_mark(self._fd, action, FAN_MODIFY | FAN_CLOSE_WRITE, AT_FDCWD, os.fsencode(path)) < 0:

@@ -92,7 +92,13 @@ class PatientHandler(logging.Handler):
         with contextlib.suppress(OSError):  # the reader has left, the disk is full: there is nobody to tell
             if lost:
                 self.write(f"({lost} lines were lost: nobody read them)", logging.WARNING, {})
+                if not self.has_room():
+                    self._lost = 1
+                    return
             self.write(line, level, told)
+
+
+CUT = b"...\n"
 
 
 class StandardErrorHandler(PatientHandler):
@@ -107,8 +113,11 @@ class StandardErrorHandler(PatientHandler):
         return bool(self._poller.poll(0))
 
     def write(self, line: str, level: int, told: Mapping[str, object]) -> None:
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        # A pipe that is not full has room for PIPE_BUF bytes, and would keep us waiting for more.
+        text = (line + "\n").encode("utf-8", "backslashreplace")
+        if len(text) > select.PIPE_BUF:
+            text = text[: select.PIPE_BUF - len(CUT)] + CUT
+        os.write(sys.stderr.fileno(), text)
 
 
 class JournalHandler(PatientHandler):

@@ -19,6 +19,7 @@ from .matching import Verdict
 from .processes import ProcessVanishedError, identify, pidfd_of, user_id_of
 from .records import KIND_EXEC, KIND_TURNS, Wake
 from .settings import Settings
+from .shares import share_of
 from .tracker import UNREADABLE, Tracker, VerdictTable, announce
 
 # The unit allows 32 tasks and 256 MB; each may hold a launch of 8 MB.
@@ -42,7 +43,7 @@ class Case:
 
     process: policy.Process
     pidfd: int | None
-    user_id: int
+    share: int
     called_ns: int | None
     reader: LaunchReader
 
@@ -127,7 +128,7 @@ class Judging:
 
     def _begin_cases(self) -> None:
         while len(self._cases) < READERS_AT_ONCE:
-            taken = self._queue.take(user_of, {case.user_id for case in self._cases.values()})
+            taken = self._queue.take(share_of_process, {case.share for case in self._cases.values()})
             if taken is None:
                 return
             self._begin(*taken)
@@ -138,7 +139,7 @@ class Judging:
             if tgid not in self.tracker.known:
                 # First the pidfd, then /proc: if the process is still there at the end, all was about this one.
                 pidfd = pidfd_of(tgid)
-            case = Case(identify(tgid), pidfd, user_id_of(tgid), called_ns, LaunchReader(tgid))
+            case = Case(identify(tgid), pidfd, share_of(user_id_of(tgid)), called_ns, LaunchReader(tgid))
         except (ProcessVanishedError, OSError, StabilizerError) as error:
             close(pidfd)
             self._fail(tgid, error)
@@ -155,7 +156,7 @@ class Judging:
         """Give up what is not read by now."""
         for case in list(self._cases.values()):
             if case.reader.deadline_ns <= time.monotonic_ns():
-                self._queue.note_slow(case.user_id)
+                self._queue.note_slow(case.share)
                 self._end(case)
 
     def _end(self, case: Case) -> None:
@@ -173,7 +174,7 @@ class Judging:
             return self.tracker.by_launch(case.reader.end())
         except UnreadableError:
             return UNREADABLE
-        except ProcessVanishedError:
+        except BaseException:
             close(case.pidfd)
             raise
 
@@ -187,6 +188,7 @@ class Judging:
         except BaseException:
             close(pidfd)
             raise
+        close(pidfd if before else None)  # it was judged while its launch was read: other settings, or another user
         self._troubles.end("judge", "processes can be judged again")
         self._reviewed.discard(tgid)
         if before is None:
@@ -232,17 +234,15 @@ class Judging:
             self._changed()
 
     def close(self) -> None:
-        """End the readers."""
         for case in self._cases.values():
             with contextlib.suppress(UnreadableError, ProcessVanishedError):
                 case.reader.end()
 
 
-def user_of(tgid: int) -> int | None:
-    try:
-        return user_id_of(tgid)
-    except ProcessVanishedError:
-        return None
+def share_of_process(tgid: int) -> int | None:
+    with contextlib.suppress(ProcessVanishedError, OSError):  # out of descriptors: beginning its case tells
+        return share_of(user_id_of(tgid))
+    return None
 
 
 def close(pidfd: int | None) -> None:

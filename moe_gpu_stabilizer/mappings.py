@@ -21,6 +21,8 @@ MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ (\S+ \d+) +(/(?:.*/)?" + 
 MOST_MAPS_BYTES = 4 << 20
 # libllama, libggml, its base and its CPU part; a program that tries them all has a dozen of the latter for a moment.
 MOST_LIBRARIES_OF_A_PROCESS = 16
+# Each is remembered, and one odd character makes four bytes of each (PEP 393).
+MOST_PATH_BYTES = 512
 
 
 def files_used_by(
@@ -32,7 +34,7 @@ def files_used_by(
     FileNotFoundError for a kernel thread or a process that is gone, PermissionError for another user's without root.
     """
     executable = directory / "exe"
-    name = os.readlink(executable)
+    name = os.readlink(executable)[-MOST_PATH_BYTES:]
     try:
         yield _use(name, executable, mounts)
     except MayNotAnswerError as error:  # what it maps may lie elsewhere
@@ -41,7 +43,7 @@ def files_used_by(
     if b"/libllama" not in maps and b"/libggml" not in maps:
         return
     # A file that is mapped a thousand times is one file; nobody needs many of them.
-    once = {file: (addresses, path) for addresses, file, path in MAPPED.findall(maps)}
+    once = {file: (addresses, path) for addresses, file, path in MAPPED.findall(maps) if len(path) <= MOST_PATH_BYTES}
     for addresses, path in list(once.values())[:MOST_LIBRARIES_OF_A_PROCESS]:
         name = os.fsdecode(path)
         # map_files leads to the very inode, whatever has become of the name; it is open to root alone.

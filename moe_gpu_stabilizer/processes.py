@@ -17,11 +17,13 @@ USER_ID = re.compile(rb"^Uid:\t([0-9]+)\t", re.MULTILINE)
 # 0.1 %; one that waits for the GPU inside a call still computes experts in between.
 AT_WORK_SHARE = 0.03
 
-# Positions in /proc/PID/stat, counted behind the ")" that ends the name (proc(5): fields 3, 12, 14, 15, 22).
+# Positions in /proc/PID/stat, counted behind the ")" that ends the name (proc(5): fields 3, 9, 12, 14, 15, 22).
 STATE_FIELD = 0
+FLAGS_FIELD = 6
 MAJOR_FAULTS_FIELD = 9
 START_TIME_FIELD = 19
 CPU_FIELDS = slice(11, 13)
+EXITING = 0x4  # PF_EXITING, of include/linux/sched.h: it has been the same since Linux 2.6
 DEAD_STATES = (b"Z", b"X")
 CLOCK_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
@@ -78,9 +80,14 @@ def pidfd_of(pid: int) -> int:
 
 
 def is_running(process: Process, proc: Path = PROC) -> bool:
-    """Is this very process still there? Where /proc hides other users' processes, one with its id must do."""
+    """Is this very process still at work? Where /proc hides other users' processes, one with its id must do.
+
+    One that was killed may be there for a while, and not at work: the kernel takes its probes out.
+    """
     try:
-        return identify(process.tgid, proc) == process
+        fields = _stat_fields(proc / str(process.tgid))
+        is_ending = fields[STATE_FIELD] in DEAD_STATES or int(fields[FLAGS_FIELD]) & EXITING
+        return int(fields[START_TIME_FIELD]) == process.start_ticks and not is_ending
     except ProcessVanishedError:
         pass
     try:

@@ -106,7 +106,7 @@ class Publisher:
 
     def _snapshot(self, settings: Settings, claims: Collection[Process], reload: Reload | None) -> dict[str, Any]:
         """Describe the daemon as JSON carries it; `floor_hz` is None while the floor is not up."""
-        control, rival_write = self._control, self._control.rival_write
+        control, rival_write = self._control, self._control.rivals.last
         shown = self._tracker.most_important(claims, MOST_PROCESSES)
         return {
             "version": __version__,

@@ -102,7 +102,8 @@ class Reader:
             if len(reading.files) > 1:
                 self._suspects.update(reading.files)
                 return
-            answers = {version: {} for version in reading.files}
+            # Closed there, not useless: another process may lead to it in another way.
+            answers = dict.fromkeys(reading.files)
         for version, offsets in answers.items():
             if offsets is None:
                 self._closed[version] = reading.files[version]

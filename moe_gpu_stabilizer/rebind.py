@@ -50,6 +50,7 @@ class Rebinder:
         self._finder = Finder()
         self._bindings = Bindings(attacher, self._watch, self._finder.mounts, MOST_PROBED_FILES)
         self._retry_ns: int | None = None
+        self._heard_ns = 0  # when the end of a write was last looked into
         self._said_left_out = 0
         self._gone_ns: dict[FileId, int] = {}  # since when probed files are not found any more
         self._failed: dict[FileId, tuple[str, str]] = {}  # the path, and what is said of it
@@ -87,6 +88,7 @@ class Rebinder:
             found = self._finder.look(time.monotonic_ns())
         except (OSError, ChildError) as error:  # out of descriptors, memory or processes: the next tick tries again
             self._troubles.begin("look", f"cannot look for libraries: {error}")
+            reader.rests_until_ns = None  # or that would be due for ever
             return
         self._troubles.end("look", "libraries can be looked for again")
         if reader.reading and reader.reading is not before:
@@ -208,11 +210,17 @@ class Rebinder:
         for write in writes:
             if write.modified:
                 self._release(write.file)
+                self._changed()
             if write.closed:  # a tick may have read half of it meanwhile
                 self._finder.look_again(write.file)
         if any(write.closed for write in writes):
-            self.rebind()
-        self._changed()
+            now_ns = time.monotonic_ns()
+            if now_ns >= self._heard_ns + RETRY_NS:
+                self._heard_ns = now_ns
+                self.rebind()
+                self._changed()
+            else:  # whose file it is may write to it all the time
+                self._retry_ns = self._retry_ns or self._heard_ns + RETRY_NS
 
 
 def say_detached(library: Library, reason: str | None = None) -> None:

@@ -15,6 +15,9 @@ from typing import NamedTuple, Protocol
 
 from .files import FileId
 
+# Less than the unit's TimeoutStopSec. The clock has been given back before.
+LONGEST_WAIT_SECONDS = 20
+
 
 class Closable(Protocol):
     def close(self) -> None: ...
@@ -64,9 +67,10 @@ class Retiring:
         return all(leaving.done.wait(max(0, until_seconds - time.monotonic())) for leaving in those)
 
     def wait_for_all(self) -> None:
-        for those in self._leaving.values():
-            for leaving in those:
-                leaving.done.wait()
+        """Wait until all are out, but not for ever: a process may lock up the memory that the kernel waits for."""
+        until_seconds = time.monotonic() + LONGEST_WAIT_SECONDS
+        for file in list(self._leaving):
+            self.wait_for(file, until_seconds)
 
     def _work(self) -> None:
         while True:

@@ -169,15 +169,18 @@ class Rivals:
         for attribute, pid in (self._watch.read() if self._watch else {}).items():
             self._written(attribute, pid)
 
-    def say(self, node: Node, attribute: str, pid: int | None) -> RivalWrite | None:
-        """Say who has set a limit, and to what; None while that cannot be read. `pid` is None where nobody knows."""
+    def say(self, node: Node, attribute: str, pid: int | None, undoes: bool) -> RivalWrite | None:
+        """Say who has set a limit, and to what; None while that cannot be read. `pid` is None where nobody knows.
+
+        What `undoes` a raise is always said.
+        """
         try:
             hz = node.read_hz(attribute)
         except DevfreqError:  # it has gone, or is a plain file that is being written: the next write tells
             return None
         name = name_of(pid) if pid else "?"
         before, self.last = self.last, RivalWrite(attribute, hz, pid, name, time.monotonic())
-        if not self.last.repeats(before):
+        if undoes or not self.last.repeats(before):
             floor_hz = hz if attribute == "min_freq" else None
             told = fields("rival", FLOOR_HZ=floor_hz, NODE=node, TARGET_PID=pid, TARGET_COMM=name)
             logger.info("%s set to %s by %s", attribute, mhz(hz), self.last.writer, extra=told)

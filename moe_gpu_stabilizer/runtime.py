@@ -86,7 +86,7 @@ class Runtime:
 
         Raises TakenOverError where another daemon was faster, StabilizerError where it cannot be locked.
         """
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # it has gone, or the way there: making it anew tells
             if self._lock is not None and os.path.samestat(os.fstat(self._lock), os.stat(self.directory / "lock")):
                 return
         self.create()
@@ -121,7 +121,8 @@ class Runtime:
             return None
         try:
             raised = Raised(str(saved["node"]), int(saved["baseline_hz"]), tuple(int(hz) for hz in saved["written_hz"]))
-            if not raised.written_hz or not all(0 < hz < MOST_HZ for hz in (raised.baseline_hz, *raised.written_hz)):
+            # A baseline of 0 is no limit at all.
+            if not raised.written_hz or not all(0 <= hz < MOST_HZ for hz in (raised.baseline_hz, *raised.written_hz)):
                 raise ValueError("nothing that was ever written")
             return raised
         except (LookupError, TypeError, ValueError, OverflowError):

@@ -28,13 +28,14 @@ def counted(number: int, one: str, many: str) -> str:
 
 def headline(status: Mapping[str, Any]) -> str:
     """One line: what the daemon is doing now."""
-    if status["floor_hz"] is None:
+    if status["floor_hz"] is None and not status["holders"]:
         return f"idle, {counted(len(status['libraries']), 'library', 'libraries')} watched"
     holders = [f"{one['name']} (pid {one['pid']})" for one in status["processes"] if one["holds_the_floor"]]
     named = holders[:MOST_HOLDERS]
     if status["holders"] > len(named):
         named.append(f"{status['holders'] - len(named)} more")
-    return f"floor {mhz(status['floor_hz'])} for {', '.join(named) or 'nobody any more'}"
+    state = "not raised" if status["floor_hz"] is None else f"floor {mhz(status['floor_hz'])}"
+    return f"{state} for {', '.join(named) or 'nobody any more'}"
 
 
 def for_systemctl(status: Mapping[str, Any]) -> str:

@@ -70,7 +70,7 @@ class Visits:
         self._callers &= alive.keys()
         self._remembered = Counter()
         for visit in self.by_pid.values():
-            self._remembered[visit.share] += len(visit.uses)
+            self._remembered[visit.share] += len(visit.uses) + len(visit.refused)
         due: list[int] = []
         for pid, inode in alive.items():
             visit = self.by_pid.setdefault(pid, Visit(inode, now_ns, now_ns))
@@ -176,11 +176,12 @@ class Visits:
         return True
 
     def _look(self, directory: Path, visit: Visit) -> None:
-        room = MOST_USES_OF_A_USER - self._remembered[visit.share] + len(visit.uses)
+        before = len(visit.uses) + len(visit.refused)
+        room = MOST_USES_OF_A_USER - self._remembered[visit.share] + before
         if room <= 0:
             visit.size = b""  # perhaps there is room next time
             return
         refused: dict[str, str] = {}
         uses = dict(files_used_by(directory, self._mounts, refused.__setitem__))
-        self._remembered[visit.share] += len(uses) - len(visit.uses)
+        self._remembered[visit.share] += len(uses) + len(refused) - before
         visit.uses, visit.refused = uses, refused

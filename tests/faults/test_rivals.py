@@ -158,10 +158,10 @@ def test_a_rival_that_never_stops_is_yielded_to(
         rival.fight_for(LOW_HZ)
         wait_until(lambda: is_up(node, LOW_HZ), "its value")
         workload.begin("busy 8000")
-        daemon.wait_for_log(rf"^stubborn \(pid {rival.pid}\) sets min_freq whenever it is raised")
+        daemon.wait_for_log(r"^stubborn sets min_freq whenever it is raised")
         stays(lambda: is_up(node, LOW_HZ), 2.5, "its value, although a call is in flight")
         assert daemon.log.count("inference)") == 3, "three rounds"
-        assert daemon.log.count("min_freq set to 408 MHz") == 1, "the same is not said again"
+        assert daemon.log.count("min_freq set to 408 MHz") in (3, 4), "each that undoes a raise, but not the others"
         says = "sets min_freq whenever it is raised"
         wait_until(lambda: says in daemon.command("--status").stdout, "it to be published")
         workload.finish()
