@@ -68,6 +68,10 @@ class Court:
         if deadline_ns is not None and deadline_ns <= time.monotonic_ns():
             self.judging.on_deadline()
 
+    def rests(self) -> bool:
+        self.turn()
+        return self.judging.deadline_ns is None
+
     def judged(self, *pids: int) -> bool:
         self.turn()
         return set(pids) <= self.judging.tracker.known.keys()
@@ -229,3 +233,45 @@ def test_out_of_descriptors_is_one_trouble_and_the_kernel_asks_again(
     court.call(processes[0])
     wait_until(lambda: court.judged(processes[0]), "the verdict")
     assert court.troubles.lasting == {}
+
+
+def open_pidfds() -> int:
+    links = (
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    )
+    return sum("pidfd" in link for link in links)
+
+
+def test_who_is_judged_otherwise_while_its_launch_is_read_leaves_no_descriptor(
+    court: Court, processes: list[int]
+) -> None:
+    """The settings change meanwhile to those that need no launch, and it calls again: it is judged twice."""
+    before = open_pidfds()
+    for pid in processes:
+        court.judging.use(Settings(detect="flags", moe_flags=(FLAG,)))
+        court.call(pid)
+        court.judging.use(Settings(detect="behaviour"))
+        court.call(pid)
+        wait_until(court.rests, "nothing being read")
+    assert len(court.judging.tracker.known) == len(processes)
+    for pid in processes:
+        court.judging.forget(pid)
+    assert open_pidfds() == before
+
+
+def test_subordinate_users_share_one_users_turn(
+    court: Court, processes: list[int], stuck: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who owns thousands of user ids keeps no more readers waiting than who owns one."""
+    own, others = processes[0], processes[1:]
+    users = {pid: 100_000 + number for number, pid in enumerate(others)} | {own: 1000}
+    monkeypatch.setattr(module, "user_id_of", users.__getitem__)
+    stuck.update(others)
+    for pid in others:
+        court.call(pid)
+    wait_until(lambda: court.judged(others[0]), "the first is given up, and its user known as slow")
+    court.call(own)
+    wait_until(lambda: court.judged(own), "the other user's process judged")
+    assert len(court.judging.tracker.known) <= READERS_AT_ONCE + 2, "not behind the next of them"
