@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -195,17 +196,23 @@ class RunningDaemon:
             # With as many libraries as it may watch, the kernel takes ten seconds to let go of their probes.
             return self.process.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self._kill()
             raise AssertionError(f"the daemon did not leave within 30 s:\n{self.log}") from None
+
+    def _kill(self) -> None:
+        """Leave nothing behind where a test has failed: the prefix's child first."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError, ValueError):  # it has gone, or was never started
+            os.kill(self.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
 
     def __enter__(self) -> RunningDaemon:
         try:
             return self.start()
         except BaseException:
-            if self.process:
-                self.process.kill()
-                self.process.wait()
+            self._kill()
             raise
 
     def __exit__(
