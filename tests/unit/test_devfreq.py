@@ -235,7 +235,14 @@ def test_a_vanished_node_is_not_made_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("hz", "text"),
-    [(1_020_000_000, "1020 MHz"), (306_000_000, "306 MHz"), (114_750_000, "114.75 MHz"), (1_300_500_000, "1300.5 MHz")],
+    [
+        (1_020_000_000, "1020 MHz"),
+        (306_000_000, "306 MHz"),
+        (114_750_000, "114.75 MHz"),
+        (1_300_500_000, "1300.5 MHz"),
+        (7, "7 Hz"),
+        (0, "0 Hz"),
+    ],
 )
 def test_frequencies_are_written_in_mhz(hz: int, text: str) -> None:
     assert mhz(hz) == text

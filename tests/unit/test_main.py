@@ -22,6 +22,16 @@ def test_a_fault_of_ours_is_one_line_that_says_where(
     assert line.endswith(r"please report it: ValueError('odd\nvalue')")
 
 
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def fail(_options: object) -> int:
+        raise ModuleNotFoundError("No module named 'pydantic'", name="pydantic")
+
+    monkeypatch.setattr(program, "run", fail)
+    assert program.main(["--check"]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "the Python package pydantic is missing here; run the installation again" in line
+
+
 def test_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def fail(_options: object) -> int:
         raise MemoryError

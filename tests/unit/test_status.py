@@ -66,6 +66,12 @@ def test_a_floor_is_said_with_for_whom_and_why() -> None:
     assert "pid 4242 (llama-server) counts: --cpu-moe" in render(status, NOW_SECONDS)
 
 
+def test_inference_without_a_floor_is_not_idle() -> None:
+    """Another program wants it down, or min_freq is as high already."""
+    status = published(processes=[SERVER], holders=1, troubles=["tweaker sets min_freq whenever it is raised"])
+    assert headline(status) == "not raised for llama-server (pid 4242)"
+
+
 def test_of_a_crowd_the_first_are_named_and_the_others_counted() -> None:
     crowd = [{**SERVER, "pid": pid} for pid in range(1, 51)]
     status = published(floor_hz=1_020_000_000, processes=crowd, processes_left_out=950, holders=200)
