@@ -21,6 +21,7 @@ import pytest
 
 from tests.faults.hostile import Hostile
 from tests.faults.ledger import Ledger
+from tests.faults.load import QUIET_THREADS
 from tests.kernel.conftest import Llama
 from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode, RunningDaemon, stays, wait_until
 from tests.workload import Workload, build_library, build_program
@@ -296,7 +297,7 @@ def test_a_flood_of_processes_that_call_once_and_end_at_once(
         assert tries
     wait_until(lambda: descriptors(daemon) <= before + 2, "no pidfd is left", 60)
     assert daemon.command("--status").returncode == 0
-    assert os.listdir(f"/proc/{daemon.pid}/task") == [str(daemon.pid)]
+    assert len(os.listdir(f"/proc/{daemon.pid}/task")) <= QUIET_THREADS, "no thread is left"
     ledger.kept("3,000 processes that called once and ended")
 
 
