@@ -74,19 +74,27 @@ class Visits:
         due: list[int] = []
         for pid, inode in alive.items():
             visit = self.by_pid.setdefault(pid, Visit(inode, now_ns, now_ns))
-            if visit.next_ns <= now_ns and self._is_welcome(pid, visit):
+            if visit.next_ns <= now_ns and self._is_due(pid, visit, now_ns):
                 due.append(pid)
         while due:
-            due = self._round(due, now_ns)
+            due = self._round(due)
 
-    def _is_welcome(self, pid: int, visit: Visit) -> bool:
-        """Not one of a user who keeps us waiting; a process that ends just now is no matter."""
-        with contextlib.suppress(ProcessVanishedError, OSError):
+    def _is_due(self, pid: int, visit: Visit, now_ns: int) -> bool:
+        """Is it worth a look now? Plans the next one. Nothing that is asked here keeps us waiting."""
+        asked_for = not visit.next_ns
+        wait_ns = min(max(now_ns - visit.known_since_ns, FIRST_REVISIT_NS), LAST_REVISIT_NS)
+        # Spread by pid, or all that was there at the start would be visited in the same tick for ever.
+        visit.next_ns = now_ns + wait_ns - wait_ns // 2 * (pid % 64) // 64
+        if not self._needs_look(pid, visit) and not asked_for:
+            return False
+        with contextlib.suppress(ProcessVanishedError, OSError):  # one that ends just now is no matter
             visit.share = share_of(user_id_of(pid, self._proc))
-            return not self._patience.is_out(visit.share)
+            if not self._patience.is_out(visit.share):
+                return True
+        visit.size = b""
         return False
 
-    def _round(self, due: list[int], now_ns: int) -> list[int]:
+    def _round(self, due: list[int]) -> list[int]:
         """Look at these, until one of them keeps us waiting; return those that are then left."""
         this_round = Round([])
 
@@ -95,21 +103,23 @@ class Visits:
 
         try:
             self._patience.call(
-                lambda: self._visit_all(due, this_round, now_ns), progress=lambda: len(this_round.begun), share=culprit
+                lambda: self._visit_all(due, this_round), progress=lambda: len(this_round.begun), share=culprit
             )
         except KeptWaitingError:
             this_round.is_over = True
             left = due[len(this_round.begun) :]
+            for pid in left:  # not to be passed over next time
+                self.by_pid[pid].size = b""
             # Where none has begun, the machine is too busy to look at any.
             return [pid for pid in left if self.by_pid[pid].share != culprit()] if this_round.begun else []
         return []
 
-    def _visit_all(self, due: list[int], this_round: Round, now_ns: int) -> None:
+    def _visit_all(self, due: list[int], this_round: Round) -> None:
         for pid in due:
             if this_round.is_over:
                 return
             this_round.begun.append(pid)
-            self._visit(pid, self.by_pid[pid], now_ns)
+            self._visit(pid, self.by_pid[pid])
 
     def soon(self, pid: int) -> None:
         """This process calls into a library: look at it at the next update. It may be new."""
@@ -141,16 +151,9 @@ class Visits:
             refused.update(visit.refused)
         return refused
 
-    def _visit(self, pid: int, visit: Visit, now_ns: int) -> None:
-        asked_for = not visit.next_ns
-        wait_ns = min(max(now_ns - visit.known_since_ns, FIRST_REVISIT_NS), LAST_REVISIT_NS)
-        # Spread by pid, or all that was there at the start would be visited in the same tick for ever.
-        visit.next_ns = now_ns + wait_ns - wait_ns // 2 * (pid % 64) // 64
-        directory = self._proc / str(pid)
-        if not self._needs_look(pid, visit) and not asked_for:
-            return
+    def _visit(self, pid: int, visit: Visit) -> None:
         try:
-            self._look(directory, visit)
+            self._look(self._proc / str(pid), visit)
         except FileNotFoundError:  # a kernel thread has no executable
             visit.next_ns = NEVER_NS
         except ProcessVanishedError:

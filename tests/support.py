@@ -66,6 +66,16 @@ class PlainNode:
     def write(self, name: str, value: object) -> None:
         (self.directory / name).write_text(f"{value}\n")
 
+    def refuse(self) -> None:
+        """Let min_freq be neither read nor written from now on: it leads to a directory. It is never missing."""
+        os.link(self.directory / "min_freq", self.directory / "aside")
+        (self.directory / "link").symlink_to(self.directory)
+        os.replace(self.directory / "link", self.directory / "min_freq")
+
+    def relent(self) -> None:
+        """Be as it was before refuse()."""
+        os.replace(self.directory / "aside", self.directory / "min_freq")
+
     @property
     def min_hz(self) -> int:
         """The floor now; a file that is just being rewritten is read again."""

@@ -85,17 +85,14 @@ def test_a_node_that_has_refused_is_given_back_in_the_middle_of_a_call(
     """The settings name another node while the first refuses: inference that goes on must not keep both as they are."""
     other = PlainNode(tmp_path / "other")
     daemon = start_daemon(libraries=llama.library, rebind_seconds=0.3, hold_seconds=0.5)
-    min_freq, aside = node.directory / "min_freq", node.directory / "aside"
     with run() as workload:
         workload.begin("busy 6000")
         wait_until(lambda: is_up(node), "the floor up")
-        min_freq.rename(aside)
-        min_freq.mkdir()
+        node.refuse()
         daemon.configure(**{**daemon.settings, "devfreq": other.directory})
         daemon.send(signal.SIGHUP)
         daemon.wait_for_log(r"^cannot give the floor back: ")
-        min_freq.rmdir()
-        aside.rename(min_freq)
+        node.relent()
         wait_until(lambda: given_back(node) and is_up(other), "the first node given back, the other one raised")
         workload.finish()
         wait_until(lambda: given_back(other), "the floor given back")

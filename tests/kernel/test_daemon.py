@@ -360,9 +360,7 @@ def test_another_node_is_not_raised_while_the_first_is_still_to_be_given_back(
     daemon = start_daemon(libraries=llama.library, rebind_seconds=0.3, hold_seconds=1)
     with run() as workload:
         raise_the_floor(workload, node)
-        min_freq, aside = node.directory / "min_freq", node.directory / "aside"
-        min_freq.rename(aside)
-        min_freq.mkdir()
+        node.refuse()
         daemon.configure(
             devfreq=other.directory,
             libraries=llama.library,
@@ -372,8 +370,7 @@ def test_another_node_is_not_raised_while_the_first_is_still_to_be_given_back(
         )
         daemon.send(signal.SIGHUP)
         daemon.wait_for_log(r"^cannot give the floor back: cannot read .*/min_freq: Is a directory")
-        min_freq.rmdir()
-        aside.rename(min_freq)
+        node.relent()
         wait_until(lambda: given_back(node), "the first node given back")
         wait_until(lambda: given_back(other), "the other one left as it was")
         raise_the_floor(workload, other)

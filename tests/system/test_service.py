@@ -98,8 +98,14 @@ def test_anyone_may_ask_what_it_does_and_check_it(service: Service) -> None:
     with service.llama_server() as server:
         server.begin("busy 3000")
         service.wait_until_raised()
+        container.wait_for(
+            lambda: (
+                f"floor 1020 MHz for llama-server (pid {server.own_pid}), since "
+                in container.run(NAME, "--status", as_user="owner").stdout
+            ),
+            "the floor in the status",
+        )
         asked = container.run(NAME, "--status", as_user="owner").stdout
-        assert f"floor 1020 MHz for llama-server (pid {server.own_pid}), since " in asked
         assert f"STABILIZER_MOE_FLAGS={service.flag}" in asked
         status = json.loads(container.run(NAME, "--status", "--json", as_user="owner").stdout)
         assert (status["floor_hz"], status["raised_times"], status["stale"]) == (HIGHEST_HZ, 1, False)
