@@ -12,9 +12,10 @@ class Effort:
     call_rounds: int = 7
     calls: int = 20_000
     latency_rounds: int = 3
-    latency_samples: int = 45  # in each round
-    rest_rounds: int = 2
-    rest_seconds: float = 15.0
+    latency_samples: int = 60  # in each round
+    strangers: int = 8
+    rest_rounds: int = 3
+    rest_seconds: float = 20.0
     starts: int = 12
     growth_batches: int = 3
     stretches: int = 12  # in each batch
@@ -24,14 +25,14 @@ class Effort:
     callers: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     bench_pairs: int = 10
     bench_tokens: int = 96
-    expert_width: int = 2048  # of the model for llama-bench: 320 MB, some 10 ms for each token
+    expert_width: int = 8192  # of the model for llama-bench: 1.3 GB, some 15 ms for each token
 
 
 FULL = Effort()
 
 # For the tests.
 SHORT = Effort(
-    call_rounds=2, calls=200, latency_rounds=1, latency_samples=3, rest_rounds=1, rest_seconds=0.5, starts=2,
+    call_rounds=2, calls=200, latency_rounds=1, latency_samples=3, strangers=2, rest_rounds=1, rest_seconds=0.5, starts=2,
     growth_batches=3, stretches=1, ticks=3, processes=(0, 20), libraries=(1, 3), callers=(1, 3), bench_pairs=2,
     bench_tokens=8, expert_width=64,
 )  # fmt: skip

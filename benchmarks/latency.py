@@ -22,8 +22,12 @@ from .results import Figure, Row
 GROUP = "From the first call after idleness to min_freq written"
 IN_MODIFY = 0x2
 IDLE_SECONDS = 0.1
+
+# After its first calls a process is judged and known, and its libraries have been looked for.
+CALLS_UNTIL_KNOWN = 4
 LONGEST_SECONDS = 15
 PRIORITY = 50
+STRANGER = "the first call that a process ever makes"
 NS_PER_MS = 1e6
 
 
@@ -37,10 +41,14 @@ def measure(place: Place, effort: Effort) -> list[Row]:
         least = [] if round_number else [("least", place.watched_by_least())]  # it is not what the budget is about
         for name, watcher in (*watchers(place), *least):
             with watcher as watched, place.workload(counts=True) as caller:
+                for _ in range(CALLS_UNTIL_KNOWN):
+                    first_call_ms(watched, caller)
                 for load, begin in loads.items():
                     with begin(), first_in_line():
                         taken = [first_call_ms(watched, caller) for _ in range(effort.latency_samples)]
                     samples.setdefault((load, name), []).extend(taken)
+                taken = [first_call_of_stranger_ms(place, watched) for _ in range(effort.strangers)]
+                samples.setdefault((STRANGER, name), []).extend(taken)
     rows = []
     for load in loads:
         ours, yardstick = samples[load, "ours"], samples[load, "yardstick"]
@@ -49,7 +57,8 @@ def measure(place: Place, effort: Effort) -> list[Row]:
             compare(f"99th percentile, {load}", of_percentile(ours), of_percentile(yardstick)),
             Row(GROUP, f"median, {load}, a C program that only writes", "ms", Figure.of(samples[load, "least"])),
         ]
-    return rows
+    ours, yardstick = Figure.of(samples[STRANGER, "ours"]), Figure.of(samples[STRANGER, "yardstick"])
+    return [*rows, Row(GROUP, f"median, machine idle, {STRANGER}", "ms", ours, yardstick)]
 
 
 def watchers(place: Place) -> Iterator[tuple[str, AbstractContextManager[Watcher]]]:
@@ -75,6 +84,12 @@ def first_call_ms(watched: Watcher, caller: Workload) -> float:
         caller.begin("stamp")
         seen_ns = observer.wait_until_raised()
     return (seen_ns - int(caller.finish())) / NS_PER_MS
+
+
+def first_call_of_stranger_ms(place: Place, watched: Watcher) -> float:
+    """The very first call of a process: who it is must be found out, too."""
+    with place.workload(counts=True) as caller, first_in_line():
+        return first_call_ms(watched, caller)
 
 
 def reads(node: PlainNode, frequency_hz: int) -> bool:

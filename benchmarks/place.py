@@ -141,8 +141,9 @@ class Watcher:
 
     @property
     def times_woken(self) -> int:
-        """How often the main thread of each has gone to sleep."""
-        return sum(said(Path(f"/proc/{pid}/status"), "voluntary_ctxt_switches") for pid in self.pids)
+        """How often their threads have gone to sleep."""
+        threads = [thread for pid in self.pids for thread in Path(f"/proc/{pid}/task").iterdir()]
+        return sum(said(thread / "status", "voluntary_ctxt_switches") for thread in threads)
 
     def memory_kib(self, kind: str) -> int:
         """Pss, Rss or Private, as /proc/PID/smaps_rollup has them."""

@@ -62,6 +62,7 @@ class Node:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._highest_hz: int | None = None
+        self._handle: int | None = None
 
     @property
     def name(self) -> str:
@@ -73,17 +74,37 @@ class Node:
     def is_there(self) -> bool:
         return os.path.exists(self.directory / "min_freq")
 
+    def keep_handle(self) -> None:
+        """Hold the directory as it is now, until let_go(): the way to it, through symlinks, is then not gone each time.
+
+        A directory that has gone is found out of itself; called at each tick for one that was moved.
+        """
+        self.let_go()
+        with contextlib.suppress(OSError):  # then the way is gone each time
+            self._handle = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def let_go(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _open(self, attribute: str, flags: int) -> int:
+        """Not through pathlib and a text file, which takes five times as long: the floor waits for this."""
+        flags |= os.O_CLOEXEC
+        if self._handle is not None:
+            with contextlib.suppress(FileNotFoundError):  # another one may be in its place
+                return os.open(attribute, flags, dir_fd=self._handle)
+        return os.open(f"{self.directory}/{attribute}", flags)
+
     def read(self, attribute: str) -> str:
-        path = f"{self.directory}/{attribute}"
         try:
-            # Not through pathlib and a text file, which takes five times as long: the floor waits for this.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._open(attribute, os.O_RDONLY)
             try:
                 return os.read(descriptor, MOST_BYTES).decode("ascii", "replace").strip()
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise DevfreqError(f"cannot read {path}: {error.strerror}") from None
+            raise DevfreqError(f"cannot read {self.directory}/{attribute}: {error.strerror}") from None
 
     def read_hz(self, attribute: str) -> int:
         text = self.read(attribute)
@@ -120,10 +141,8 @@ class Node:
 
     def write_min_hz(self, frequency_hz: int) -> None:
         """The one place that writes to sysfs, and min_freq is the one thing it writes."""
-        path = f"{self.directory}/min_freq"
-        logger.debug("writing %d to %s", frequency_hz, path)
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = self._open("min_freq", os.O_WRONLY)
             try:
                 # sysfs takes a value in one write(); it reports a refusal there.
                 written_bytes = os.write(descriptor, b"%d\n" % frequency_hz)
@@ -133,7 +152,9 @@ class Node:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise DevfreqError(f"cannot write {frequency_hz} to {path}: {error.strerror}") from None
+            what = f"write {frequency_hz} to {self.directory}/min_freq"
+            raise DevfreqError(f"cannot {what}: {error.strerror}") from None
+        logger.debug("wrote %d to %s/min_freq", frequency_hz, self.directory)  # the floor does not wait for that
 
 
 def find(configured: str = "", class_directory: Path = CLASS_DIRECTORY) -> Node | None:

@@ -22,9 +22,22 @@ class Floor:
     """Holds one node's min_freq up, or not. `node` is None while the board shows no GPU."""
 
     def __init__(self, runtime: Runtime, node: Node | None = None) -> None:
+        self._node: Node | None = None
         self.node = node
         self.raised: Raised | None = None
         self._runtime = runtime
+
+    @property
+    def node(self) -> Node | None:
+        return self._node
+
+    @node.setter
+    def node(self, node: Node | None) -> None:
+        if self._node:
+            self._node.let_go()
+        self._node = node
+        if node:
+            node.keep_handle()
 
     @property
     def raised_hz(self) -> int | None:
@@ -56,9 +69,9 @@ class Floor:
             raised = Raised(str(self.node), now_hz, (floor_hz,))
         else:
             raised = replace(self.raised, written_hz=(*self.raised.written_hz[-1:], floor_hz))
-        self._runtime.save_raised(raised)
+        took_time = self._runtime.save_raised(raised)
         try:
-            if self.node.min_hz != now_hz:  # saving takes a moment, and what they wrote must not be lost
+            if took_time and self.node.min_hz != now_hz:  # what they wrote meanwhile must not be lost
                 raise DevfreqError("another program is writing min_freq")
             self.node.write_min_hz(floor_hz)
         except DevfreqError:

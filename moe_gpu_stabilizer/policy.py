@@ -47,17 +47,21 @@ NOBODY: Mapping[Process, Claim] = {}
 
 
 class State(NamedTuple):
-    """All that the rule remembers. `timer_ns` is when the daemon has been told to send a Tick."""
+    """All that the rule remembers."""
 
     hold_ns: int
     counting: frozenset[Process] = frozenset()
     claims: Mapping[Process, Claim] = NOBODY
-    timer_ns: int | None = None
     stopped: bool = False
 
     @property
     def floor_up(self) -> bool:
         return bool(self.claims)
+
+    @property
+    def timer_ns(self) -> int | None:
+        """When a Tick is to be sent; None: no timer is needed."""
+        return min([claim.ask_at_ns for claim in self.claims.values()], default=None)
 
 
 # Events.
@@ -101,7 +105,7 @@ class HoldChanged:
 
 @dataclass(frozen=True)
 class Tick:
-    """The timer that was armed has expired."""
+    """The time that State.timer_ns names has come."""
 
 
 @dataclass(frozen=True)
@@ -136,14 +140,7 @@ class AskWork:
     process: Process
 
 
-@dataclass(frozen=True)
-class ArmTimer:
-    """Send a Tick at this time; None: no timer is needed. It replaces the one before."""
-
-    at_ns: int | None
-
-
-Action = Raise | GiveBack | AskWork | ArmTimer
+Action = Raise | GiveBack | AskWork
 
 
 def step(state: State, event: Event, now_ns: int) -> tuple[State, list[Action]]:
@@ -158,7 +155,7 @@ def step(state: State, event: Event, now_ns: int) -> tuple[State, list[Action]]:
             after = _with_claim(after, process, _ask_later(state.claims[process], state.hold_ns, now_ns))
     else:
         after = _apply(state, event, now_ns)
-    return _with_effects(state, after, asked, "stop" if isinstance(event, Stop) else "idle")
+    return after, [*_effects(state, after, "stop" if isinstance(event, Stop) else "idle"), *asked]
 
 
 def _apply(state: State, event: Event, now_ns: int) -> State:
@@ -177,7 +174,7 @@ def _apply(state: State, event: Event, now_ns: int) -> State:
         for process, claim in state.claims.items():
             changed = _with_claim(changed, process, _ask_later(claim, event.hold_ns, now_ns))
         return changed
-    return State(hold_ns=state.hold_ns, timer_ns=state.timer_ns, stopped=True)
+    return State(hold_ns=state.hold_ns, stopped=True)
 
 
 def _call_seen(state: State, event: CallSeen, now_ns: int) -> State:
@@ -224,15 +221,10 @@ def _without(state: State, process: Process) -> State:
     )
 
 
-def _with_effects(before: State, after: State, asked: list[Action], reason: str) -> tuple[State, list[Action]]:
+def _effects(before: State, after: State, reason: str) -> list[Action]:
     """Derive the actions from the difference, so that no rule can forget one."""
-    actions: list[Action] = []
     if after.floor_up and not before.floor_up:
-        actions.append(Raise(next(iter(after.claims))))
+        return [Raise(next(iter(after.claims)))]
     if before.floor_up and not after.floor_up:
-        actions.append(GiveBack(reason))
-    timer_ns = min((claim.ask_at_ns for claim in after.claims.values()), default=None)
-    if timer_ns != after.timer_ns:
-        after = after._replace(timer_ns=timer_ns)
-        actions.append(ArmTimer(timer_ns))
-    return after, asked + actions
+        return [GiveBack(reason)]
+    return []

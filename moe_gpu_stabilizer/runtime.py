@@ -93,13 +93,17 @@ class Runtime:
         if not self.lock():
             raise TakenOverError("another moe-gpu-stabilizer has been started: this one ends")
 
-    def save_raised(self, raised: Raised) -> None:
-        """Note what is to be undone, before it is done. Raises StabilizerError: then nothing may be raised."""
+    def save_raised(self, raised: Raised) -> bool:
+        """Note what is to be undone, before it is done. Raises StabilizerError: then nothing may be raised.
+
+        Returns whether that took time: a file had to be written.
+        """
         if raised == self._spare and self._rename_spare():
-            return
+            return False
         self._spare = None
         self._write(self._raised, vars(raised))
         self._saved = raised
+        return True
 
     def _rename_spare(self) -> bool:
         """False where the spare file has gone, or is refused: then it is written anew."""

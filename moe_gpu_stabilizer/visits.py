@@ -24,6 +24,11 @@ NEVER_NS = 1 << 62
 # also have mapped just as much as it has let go of, so every eighth time it is looked at all the same.
 MOST_PASSED_OVER = 7
 
+# Looks at such processes wait for company, or until there are so many of them, but no longer than this: each round of
+# looks hands over to another thread and back, which are two wake-ups.
+MANY_WAITING = 64
+LONGEST_WAIT_NS = LAST_REVISIT_NS
+
 # What is remembered of one user's processes: a file of a process takes about 1 KB. A thousand llama-servers have five
 # each. The files of processes beyond that are not looked at.
 MOST_USES_OF_A_USER = 16_384
@@ -61,6 +66,7 @@ class Visits:
         self._proc = proc
         self._remembered: Counter[int] = Counter()
         self._callers: set[int] = set()
+        self._waiting: dict[int, int] = {}  # since when those whose look waits for company do so
         self._patience = Patience()
 
     def update(self, now_ns: int) -> None:
@@ -76,6 +82,7 @@ class Visits:
             visit = self.by_pid.setdefault(pid, Visit(inode, now_ns, now_ns))
             if visit.next_ns <= now_ns and self._is_due(pid, visit, now_ns):
                 due.append(pid)
+        due += self._end_waiting(now_ns, set(due))
         while due:
             due = self._round(due)
 
@@ -85,8 +92,20 @@ class Visits:
         wait_ns = min(max(now_ns - visit.known_since_ns, FIRST_REVISIT_NS), LAST_REVISIT_NS)
         # Spread by pid, or all that was there at the start would be visited in the same tick for ever.
         visit.next_ns = now_ns + wait_ns - wait_ns // 2 * (pid % 64) // 64
-        if not self._needs_look(pid, visit) and not asked_for:
-            return False
+        return (self._needs_look(pid, visit, now_ns) or asked_for) and self._may_look(pid, visit)
+
+    def _end_waiting(self, now_ns: int, due: set[int]) -> list[int]:
+        """Which looks that wait for company are now due, too?"""
+        waiting = {pid: since_ns for pid, since_ns in self._waiting.items() if pid in self.by_pid and pid not in due}
+        is_long = any(since_ns + LONGEST_WAIT_NS <= now_ns for since_ns in waiting.values())
+        if not due and not is_long and len(waiting) < MANY_WAITING:
+            self._waiting = waiting
+            return []
+        self._waiting = {}
+        return [pid for pid in waiting if self._may_look(pid, self.by_pid[pid])]
+
+    def _may_look(self, pid: int, visit: Visit) -> bool:
+        """Not where its user has kept us waiting too often."""
         with contextlib.suppress(ProcessVanishedError, OSError):  # one that ends just now is no matter
             visit.share = share_of(user_id_of(pid, self._proc))
             if not self._patience.is_out(visit.share):
@@ -162,8 +181,8 @@ class Visits:
             visit.size = b""
             visit.readable = False
 
-    def _needs_look(self, pid: int, visit: Visit) -> bool:
-        """Does it use more or less memory than when it was looked at, or has it been passed over for long?"""
+    def _needs_look(self, pid: int, visit: Visit, now_ns: int) -> bool:
+        """Does it use more or less memory than when it was looked at? One passed over for long waits for company."""
         before = visit.size
         try:
             visit.size = read_proc(self._proc / str(pid) / "statm").split(maxsplit=1)[0]  # in pages (proc(5))
@@ -171,8 +190,10 @@ class Visits:
             return True
         if not before:  # so that not all that are there at the start have their eighth time together
             visit.passed_over = pid % (MOST_PASSED_OVER + 1)
-        elif visit.size == before and visit.passed_over < MOST_PASSED_OVER:
-            visit.passed_over += 1
+        elif visit.size == before:
+            visit.passed_over = (visit.passed_over + 1) % (MOST_PASSED_OVER + 1)
+            if not visit.passed_over:
+                self._waiting.setdefault(pid, now_ns)
             return False
         else:
             visit.passed_over = 0

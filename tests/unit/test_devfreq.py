@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -252,3 +253,48 @@ def test_a_frequency_that_the_kernel_rounds_to_khz_is_the_same() -> None:
     assert same_frequency(612_000_001, 612_000_000)
     assert same_frequency(612_000_000, 612_000_999)
     assert not same_frequency(612_000_000, 612_001_000)
+
+
+# A handle on the directory spares the way to it, which is long on a board: the floor waits for that.
+
+
+def test_a_node_that_is_held_is_read_and_written_wherever_the_way_to_it_leads(tmp_path: Path) -> None:
+    PlainNode(tmp_path / "gpu", min_hz=LOWEST_HZ)
+    (tmp_path / "way").symlink_to("gpu")
+    node = Node(tmp_path / "way")
+    node.keep_handle()
+    (tmp_path / "way").unlink()
+    node.write_min_hz(HIGHEST_HZ)
+    assert node.min_hz == HIGHEST_HZ
+    node.let_go()
+    with pytest.raises(DevfreqError, match="No such file"):
+        _ = node.min_hz
+
+
+def test_a_node_in_the_place_of_one_that_was_held_is_found(tmp_path: Path) -> None:
+    """A driver that goes and comes back, as with a reload of its module."""
+    directory = PlainNode(tmp_path / "gpu", min_hz=LOWEST_HZ).directory
+    node = Node(directory)
+    node.keep_handle()
+    shutil.rmtree(directory)
+    PlainNode(directory, min_hz=HIGHEST_HZ)
+    assert node.min_hz == HIGHEST_HZ
+
+
+def test_a_node_is_held_by_one_descriptor(node: Node) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        node.keep_handle()
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    node.let_go()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_node_is_held_anew_at_each_tick_as_it_may_have_been_moved(tmp_path: Path) -> None:
+    directory = PlainNode(tmp_path / "gpu", min_hz=LOWEST_HZ).directory
+    node = Node(directory)
+    node.keep_handle()
+    directory.rename(tmp_path / "aside")
+    PlainNode(directory, min_hz=HIGHEST_HZ)
+    node.keep_handle()
+    assert node.min_hz == HIGHEST_HZ

@@ -227,9 +227,10 @@ def test_it_is_undone_when_min_freq_reads_something_else(floor: Floor, gpu: Plai
 
 def test_what_is_written_while_the_baseline_is_saved_is_not_lost(gpu: PlainNode, runtime: Runtime) -> None:
     class Slow(Runtime):
-        def save_raised(self, raised: Raised) -> None:
-            super().save_raised(raised)
+        def save_raised(self, raised: Raised) -> bool:
+            took_time = super().save_raised(raised)
             gpu.write("min_freq", MIDDLE_HZ)
+            return took_time
 
     floor = Floor(Slow(runtime.directory), Node(gpu.directory))
     with pytest.raises(DevfreqError, match="another program is writing min_freq"):

@@ -15,7 +15,7 @@ from moe_gpu_stabilizer.libraries import USUAL_PLACES, Finder, Library
 from moe_gpu_stabilizer.mappings import files_used_by
 from moe_gpu_stabilizer.mounts import Mounts
 from moe_gpu_stabilizer.reader import MOST_READ_AT_ONCE
-from moe_gpu_stabilizer.visits import FIRST_REVISIT_NS, LAST_REVISIT_NS
+from moe_gpu_stabilizer.visits import FIRST_REVISIT_NS, LAST_REVISIT_NS, LONGEST_WAIT_NS, MANY_WAITING
 from tests.workload import Workload, build_library, build_program, build_static
 
 SECOND_NS = 1_000_000_000
@@ -371,7 +371,29 @@ def test_a_process_whose_memory_has_not_changed_is_passed_over_seven_times(
     proc.map(8, library)
     for minute in range(1, 8):
         assert finder.scan(minute * 100 * SECOND_NS) == {}
-    assert len(finder.scan(800 * SECOND_NS)) == 1
+    assert finder.scan(800 * SECOND_NS) == {}, "it waits for company"
+    assert len(finder.scan(800 * SECOND_NS + LONGEST_WAIT_NS)) == 1
+
+
+@pytest.mark.parametrize("company", ["a new process", "many that wait"])
+def test_looks_at_processes_that_have_not_changed_wait_for_company(
+    compiled: Path, tmp_path: Path, proc: Proc, program: Path, company: str
+) -> None:
+    """Each round of looks hands over to another thread and back: two wake-ups."""
+    library = copy(compiled, tmp_path / "libllama.so")
+    waiting = range(8, 8 + 8 * (1 if company == "a new process" else MANY_WAITING), 8)
+    for pid in waiting:
+        proc.start(pid, program)
+        (proc.directory / str(pid) / "statm").write_text("1000 200 100 1 0 300 0\n")
+    finder = Finder((), (), proc.directory)
+    finder.scan(0)
+    proc.map(8, library)
+    for minute in range(1, 8):
+        assert finder.scan(minute * 100 * SECOND_NS) == {}
+    if company == "a new process":
+        assert finder.scan(800 * SECOND_NS) == {}
+        proc.start(9, program)
+    assert len(finder.scan(801 * SECOND_NS)) == 1
 
 
 def test_a_process_whose_memory_has_changed_or_that_calls_is_looked_at(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from moe_gpu_stabilizer.policy import (
     Action,
-    ArmTimer,
     AskWork,
     CallSeen,
     Event,
@@ -35,9 +34,9 @@ class Story:
         self.state = State(HOLD_MS * MS)
 
     def at(self, now_ms: int, event: Event) -> list[Action]:
-        """One event; returns what the policy wants, without its wishes for the timer."""
+        """One event; returns what the policy wants."""
         self.state, actions = step(self.state, event, now_ms * MS)
-        return [action for action in actions if not isinstance(action, ArmTimer)]
+        return actions
 
     def call(self, at_ms: int, process: Process = SERVER) -> list[Action]:
         """A call that the daemon hears of in the same moment."""
@@ -332,9 +331,10 @@ def test_the_timer_is_armed_with_the_first_claim_and_disarmed_with_the_last() ->
     state, _ = step(State(HOLD_MS * MS), Judged(SERVER, True), 0)
     assert state.timer_ns is None
     state, actions = step(state, CallSeen(SERVER, 0), 0)
-    assert actions == [Raise(SERVER), ArmTimer(500 * MS)]
+    assert actions == [Raise(SERVER)]
+    assert state.timer_ns == 500 * MS
     state, actions = step(state, ProcessGone(SERVER), 100 * MS)
-    assert actions == [GiveBack("idle"), ArmTimer(None)]
+    assert actions == [GiveBack("idle")]
     assert state.timer_ns is None
 
 

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_gpu_stabilizer.policy import (
-    ArmTimer,
     AskWork,
     CallSeen,
     Event,
@@ -108,7 +107,6 @@ class World:
         self.reference = Reference(HOLD_NS)
         self.truth: dict[Process, Truth] = {}
         self.floor_changes: list[Raise | GiveBack] = []
-        self.armed_ns: int | None = None
         self.hold_changed_ns = 0
         # How late a tick may come; each one is as late as that.
         self.late_ns = late_ns
@@ -154,8 +152,8 @@ class World:
         """Let time pass; ticks that come due on the way are sent, late."""
         end_ns = self.now_ns + passed_ns
         ticks_in_one_moment = 0
-        while self.armed_ns is not None and max(self.now_ns, self.armed_ns + self.late_ns) <= end_ns:
-            tick_ns = max(self.now_ns, self.armed_ns + self.late_ns)
+        while (armed_ns := self.state.timer_ns) is not None and max(self.now_ns, armed_ns + self.late_ns) <= end_ns:
+            tick_ns = max(self.now_ns, armed_ns + self.late_ns)
             ticks_in_one_moment = ticks_in_one_moment + 1 if tick_ns == self.now_ns else 0
             assert ticks_in_one_moment < 10, "the timer spins"
             self.now_ns = tick_ns
@@ -170,9 +168,7 @@ class World:
         self.state, actions = step(self.state, event, self.now_ns)
         self.reference.tell(event, self.now_ns)
         for action in actions:
-            if isinstance(action, ArmTimer):
-                self.armed_ns = action.at_ns
-            elif isinstance(action, (Raise, GiveBack)):
+            if isinstance(action, (Raise, GiveBack)):
                 self.floor_changes.append(action)
         if isinstance(event, Tick):
             assert before.floor_up == self.state.floor_up, "a tick asks; it does not decide"
@@ -200,8 +196,7 @@ class World:
         claims = {process: claim.last_in_flight_ns for process, claim in self.state.claims.items()}
         assert claims == self.reference.last_in_flight_ns
 
-        assert self.armed_ns == self.state.timer_ns
-        assert (self.armed_ns is not None) == up, "a timer without a floor, or a floor without a timer"
+        assert (self.state.timer_ns is not None) == up, "a timer without a floor, or a floor without a timer"
 
         kinds = [type(change) for change in self.floor_changes]
         assert kinds == [Raise, GiveBack] * (len(kinds) // 2) + [Raise] * (len(kinds) % 2)
