@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .devfreq import mhz
-from .errors import ConfigError, StabilizerError
+from .devfreq import Node, mhz
+from .errors import ConfigError, DevfreqError, StabilizerError
 from .floor import Floor
 from .invocation import again_as_root, command, start_command
 from .journal import fields, set_up_logging, under_systemd
@@ -25,17 +27,27 @@ LOOK_SECONDS = 0.02
 
 
 def show_status(as_json: bool) -> int:
-    """Print what the running daemon has published; return 1 where it is out of date."""
+    """Print what the running daemon has published, and the clock; return 1 where the daemon's word is out of date."""
     runtime = Runtime()
     status = load_status(runtime)
     now_seconds = time.monotonic()
     try:
         stale = is_stale(status, now_seconds)
+        status["clock"] = clock_of(status["node"])
         text = json.dumps({**status, "stale": stale}, indent=2) if as_json else render(status, now_seconds)
     except (LookupError, TypeError, ValueError, AttributeError):
         raise damaged(runtime) from None
     print(text, flush=True)
     return 1 if stale else 0
+
+
+def clock_of(directory: str | None) -> dict[str, int]:
+    """What the GPU's clock is at this moment, and between which limits, in Hz; what cannot be read is left out."""
+    clock: dict[str, int] = {}
+    for attribute in ("cur_freq", "min_freq", "max_freq") if directory else ():
+        with contextlib.suppress(DevfreqError):
+            clock[attribute] = Node(Path(str(directory))).read_hz(attribute)
+    return clock
 
 
 def damaged(runtime: Runtime) -> StabilizerError:

@@ -67,6 +67,8 @@ def rows(status: Mapping[str, Any], now_seconds: float) -> Iterator[tuple[str, s
         late = duration(now_seconds - status["written_at_seconds"])
         yield "STALE", f"the daemon last wrote this {late} ago: it is stopped or stuck, and what follows may be past"
     yield "GPU node", status["node"] or "none found yet"
+    if status["clock"]:
+        yield "clock", ", ".join(f"{attribute} {mhz(hz)}" for attribute, hz in status["clock"].items())
     yield "raised", raised(status, now_seconds)
     for one in status["processes"]:
         says = "counts" if one["counts"] else "is ignored"

@@ -14,6 +14,7 @@ from moe_gpu_stabilizer import __version__, client
 from moe_gpu_stabilizer.errors import ConfigError, StabilizerError
 from moe_gpu_stabilizer.processes import identify
 from moe_gpu_stabilizer.runtime import Runtime
+from tests.support import PlainNode
 
 # The daemon's readings of its settings, one after the other: the time is in seconds since --reload asked.
 Readings = list[dict[str, Any]]
@@ -96,3 +97,11 @@ def test_a_daemon_of_another_version_is_not_understood(publish: Callable[..., No
     publish(version="0.0.1")
     with pytest.raises(StabilizerError, match=r"the running daemon is version 0\.0\.1, this program .*; restart it"):
         client.show_status(as_json=False)
+
+
+def test_the_clock_is_read_at_that_moment(tmp_path: Path) -> None:
+    node = PlainNode(tmp_path / "17000000.gpu")
+    node.write("cur_freq", 612_000_000)
+    (node.directory / "max_freq").unlink()
+    assert client.clock_of(str(node.directory)) == {"cur_freq": 612_000_000, "min_freq": 306_000_000}
+    assert client.clock_of(None) == {}

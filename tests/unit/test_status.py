@@ -43,6 +43,7 @@ def published(**changed: Any) -> dict[str, Any]:
         "last_trouble": None,
         "settings": asdict(Settings(libraries=("/a/libllama.so", "/b/libllama.so"))),
         "last_reload": None,
+        "clock": {"cur_freq": 510_000_000, "min_freq": 306_000_000, "max_freq": 1_020_000_000},
     }
     return {**idle, **changed}
 
@@ -57,6 +58,11 @@ def row(status: dict[str, Any], label: str) -> str:
 def test_idle_is_said_with_how_long() -> None:
     assert row(published(), "state").startswith("idle, 1 library watched, since ")
     assert row(published(), "state").endswith("(1 min 15 s ago)")
+
+
+def test_the_clock_is_shown_with_its_limits() -> None:
+    assert row(published(), "clock") == "cur_freq 510 MHz, min_freq 306 MHz, max_freq 1020 MHz"
+    assert "clock" not in render(published(clock={}, node=None), NOW_SECONDS)
 
 
 def test_a_floor_is_said_with_for_whom_and_why() -> None:
