@@ -32,7 +32,7 @@ FULL = Effort()
 
 # For the tests.
 SHORT = Effort(
-    call_rounds=2, calls=200, latency_rounds=1, latency_samples=3, strangers=2, rest_rounds=1, rest_seconds=0.5, starts=2,
-    growth_batches=3, stretches=1, ticks=3, processes=(0, 20), libraries=(1, 3), callers=(1, 3), bench_pairs=2,
-    bench_tokens=8, expert_width=64,
+    call_rounds=2, calls=200, latency_rounds=1, latency_samples=3, strangers=2, rest_rounds=1, rest_seconds=0.5,
+    starts=2, growth_batches=3, stretches=1, ticks=3, processes=(0, 20), libraries=(1, 3),
+    callers=(1, 3), bench_pairs=2, bench_tokens=8, expert_width=64,
 )  # fmt: skip
