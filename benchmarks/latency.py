@@ -57,8 +57,8 @@ def measure(place: Place, effort: Effort) -> list[Row]:
             compare(f"99th percentile, {load}", of_percentile(ours), of_percentile(yardstick)),
             Row(GROUP, f"median, {load}, a C program that only writes", "ms", Figure.of(samples[load, "least"])),
         ]
-    strangers = [Figure.of(samples[STRANGER, name]) for name in ("ours", "yardstick")]
-    return [*rows, Row(GROUP, f"median, machine idle, {STRANGER}", "ms", *strangers)]
+    strange, strange_to_yardstick = (Figure.of(samples[STRANGER, name]) for name in ("ours", "yardstick"))
+    return [*rows, Row(GROUP, f"median, machine idle, {STRANGER}", "ms", strange, strange_to_yardstick)]
 
 
 def watchers(place: Place) -> Iterator[tuple[str, AbstractContextManager[Watcher]]]:
