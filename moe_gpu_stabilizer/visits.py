@@ -26,7 +26,7 @@ MOST_PASSED_OVER = 7
 
 # Looks at such processes wait for company, or until there are so many of them, but no longer than this: each round of
 # looks hands over to another thread and back, which are two wake-ups.
-MANY_WAITING = 64
+MANY_WAITING = 16
 LONGEST_WAIT_NS = LAST_REVISIT_NS
 
 # What is remembered of one user's processes: a file of a process takes about 1 KB. A thousand llama-servers have five
