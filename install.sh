@@ -22,8 +22,9 @@ back.
   --dry-run    say what would be done, and do nothing
   --purge      remove the settings, too, and what "systemctl edit" has made
 
---demo and --test put Python packages into .venv in the clone. For the tests llama.cpp is built in
-~/.cache/moe-gpu-stabilizer, and kernel headers are linked to where BCC looks if the running kernel has none of its own.
+--demo and --test put Python packages into .venv in the clone. For the tests llama.cpp is built, and packages of other
+Debian releases are unpacked, in ~/.cache/moe-gpu-stabilizer, and kernel headers are linked to where BCC looks if the
+running kernel has none of its own.
 
 exit status: 0 all is well, 1 something failed, 2 wrong usage; with --test that of pytest
 END
