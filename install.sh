@@ -22,8 +22,9 @@ back.
   --dry-run    say what would be done, and do nothing
   --purge      remove the settings, too, and what "systemctl edit" has made
 
---demo and --test put Python packages into .venv in the clone. For the tests llama.cpp is built in
-~/.cache/moe-gpu-stabilizer, and kernel headers are linked to where BCC looks if the running kernel has none of its own.
+--demo and --test put Python packages into .venv in the clone. For the tests llama.cpp is built, and packages of other
+Debian releases are unpacked, in ~/.cache/moe-gpu-stabilizer, and kernel headers are linked to where BCC looks if the
+running kernel has none of its own.
 
 exit status: 0 all is well, 1 something failed, 2 wrong usage; with --test that of pytest
 END
@@ -37,9 +38,9 @@ python=/usr/bin/python3
 
 run_packages=(libbpfcc python3 python3-venv python3-psutil python3-pyelftools python3-systemd)
 demo_packages=(gcc libc6-dev)
-# BCC compiles probe.c afresh in the tests, and a real llama.cpp is built for them.
+# BCC compiles probe.c afresh in the tests, a real llama.cpp is built for them, and another release's Python is fetched.
 test_packages=(python3-bpfcc cmake make g++ util-linux shellcheck binutils git groff-base bash-completion libcap2-bin
-    systemd-container systemd-sysv dbus)
+    systemd-container systemd-sysv dbus patchelf)
 
 # shellcheck source=tools/uninstall
 . "$here/tools/uninstall"
@@ -115,7 +116,7 @@ run_tests() {
     require_root --test
     require_debian
     install_packages "${run_packages[@]}" "${demo_packages[@]}" "${test_packages[@]}"
-    # A prebuilt llama.cpp of another make is fetched with npm, wherever that comes from.
+    # A prebuilt llama.cpp of another make, and a Python 3.10, are fetched with npm, wherever that comes from.
     command -v npm >/dev/null || install_packages npm
     [ -e "/lib/modules/$(uname -r)/build" ] || install_packages "$(headers_package)"
     make_venv test

@@ -112,9 +112,12 @@ class Place:
         node = PlainNode(directory / "17000000.gpu")
         arguments = [str(self.library), str(node.directory / "min_freq"), str(HOLD_SECONDS), self.flag]
         began = time.monotonic()
+        # With it tests/runtimes/run gives our daemon another BCC, which is not bpftrace's.
+        environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
         reader = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.reader", *arguments], stdin=subprocess.DEVNULL, cwd=REPOSITORY
-        )
+            [sys.executable, "-m", "benchmarks.reader", *arguments],
+            stdin=subprocess.DEVNULL, cwd=REPOSITORY, env=environment,
+        )  # fmt: skip
         try:
             with self.workload(counts=True) as caller:
                 wait_until(lambda: caller.do("call 1") and node.min_hz == HIGHEST_HZ, "the yardstick", ENDS_SECONDS)

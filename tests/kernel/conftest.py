@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import uuid
@@ -10,8 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
+from moe_gpu_stabilizer.libbcc import LIBRARY, load_library
 from tests.support import PlainNode, RunningDaemon
 from tests.workload import Workload, build_library, build_program
 
@@ -34,6 +37,29 @@ def package_root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     # Debian's python3-bpfcc is for Debian's interpreter.
     subprocess.run(["/usr/bin/python3", REPOSITORY / "tools/compile-probe", "--output", compiled], check=True)
     return root
+
+
+def loaded_from_runtime(pid: int) -> bool:
+    """Has this process BCC's library, and Python if it is there, from the folder in STABILIZER_RUNTIME?
+
+    tests/runtimes/run sets it. Without it anything will do.
+    """
+    wanted = os.environ.get("STABILIZER_RUNTIME")
+    if wanted is None:
+        return True
+    paths = [mapping.path for mapping in psutil.Process(pid).memory_maps()]
+    libraries = [path for path in paths if LIBRARY in path]
+    programs = [path for path in paths if "/bin/python" in path]
+    if (Path(wanted) / "usr/bin/python3").exists():
+        libraries += programs
+    return bool(libraries) and all(path.startswith(f"{wanted}/") for path in libraries)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def probes_from_runtime() -> None:
+    """Tests that set probes themselves use the wanted library, too."""
+    load_library()
+    assert loaded_from_runtime(os.getpid())
 
 
 class Llama(NamedTuple):
@@ -74,7 +100,9 @@ def start_daemon(
         def start(prefix: tuple[str, ...] = (), **settings: object) -> RunningDaemon:
             wanted = {"moe_flags": flag, "detect": "flags", "rebind_seconds": 3600, **settings}
             daemons.append(RunningDaemon(tmp_path, node.directory, package_root, prefix, **wanted))
-            return stack.enter_context(daemons[-1])
+            daemon = stack.enter_context(daemons[-1])
+            assert loaded_from_runtime(daemon.pid)
+            return daemon
 
         yield start
     for daemon in daemons:  # pytest shows this where the test failed

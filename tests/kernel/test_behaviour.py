@@ -32,8 +32,11 @@ def one_at_a_time() -> Iterator[None]:
 
 
 @pytest.fixture
-def start_daemon(start_daemon: Start) -> Start:
-    """A daemon as it is by default: flags count, and turns do."""
+def start_daemon(start_daemon: Start, package_root: Path) -> Start:
+    """A daemon as it is by default: flags count, and turns do.
+
+    pytest 8 (Debian 13) looks for parameters in this fixture, not in the one it takes the place of.
+    """
     return partial(start_daemon, detect="both")
 
 

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from moe_gpu_stabilizer.libbcc import LIBRARY, load_library
 from tests.kernel.conftest import Llama
 from tests.support import HIGHEST_HZ, LOWEST_HZ, PlainNode, RunningDaemon, stays, wait_until
 from tests.workload import Workload, build_static
@@ -466,9 +468,8 @@ def test_what_keeps_it_from_starting_is_one_clear_line(tmp_path: Path, package_r
     config.touch()
     command = [sys.executable, "-m", "moe_gpu_stabilizer", "--config", str(config)]
     no_rights = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
-    library = subprocess.run(
-        ["sh", "-c", "ldconfig -p | sed -n 's/.*libbcc_bpf.so.0 .*=> //p'"], check=True, capture_output=True, text=True
-    ).stdout.split()[0]
+    load_library()
+    (library,) = {Path(mapping.path) for mapping in psutil.Process().memory_maps() if LIBRARY in mapping.path}
     no_library = ["unshare", "--mount", "sh", "-c", f'mount --bind /dev/null {library} && exec "$@"', "sh"]
     no_uprobes = [
         "unshare",
@@ -478,7 +479,7 @@ def test_what_keeps_it_from_starting_is_one_clear_line(tmp_path: Path, package_r
         'mount -t tmpfs none /sys/bus/event_source/devices && exec "$@"',
         "sh",
     ]
-    environment = {"RUNTIME_DIRECTORY": str(tmp_path / "run"), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    environment = {**os.environ, "RUNTIME_DIRECTORY": str(tmp_path / "run")}
     for prefix, said in (
         (no_rights, "the kernel refused to create the BPF map settings: Operation not permitted; run as root"),
         (no_uprobes, "this kernel has no uprobes; it needs CONFIG_UPROBE_EVENTS=y"),
