@@ -170,7 +170,8 @@ class Node:
         except OSError as error:
             what = f"write {frequency_hz} to {self.directory}/min_freq"
             raise DevfreqError(f"cannot {what}: {error.strerror}") from None
-        logger.debug("wrote %d to %s/min_freq", frequency_hz, self.directory)  # the floor does not wait for that
+        finally:  # the floor does not wait for that
+            logger.debug("writing %d to %s/min_freq", frequency_hz, self.directory)
 
 
 def find(configured: str = "", class_directory: Path = CLASS_DIRECTORY) -> Node | None:
