@@ -198,7 +198,7 @@ class FloorControl:
     def look_for_node(self) -> None:
         """Find the GPU's node where there is none yet, notice when it has gone, and what has become of its limits."""
         if self.node and self.node.is_there():
-            self.node.keep_handle()
+            self.node.hold()
             self.rivals.follow(self.node, self.settings.rebind_seconds)
             self._review(self.node)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import selectors
@@ -80,6 +81,7 @@ class Daemon:
             told = fields("ready", NODE=self._control.node)
             logger.info("ready: %s", self._publisher.describe(self._settings), extra=told)
             self._manager.ready()
+            gc.freeze()  # what is there now stays
             while not self._leaving:
                 self._wait()
         finally:
@@ -179,6 +181,7 @@ class Daemon:
         self._publish()
         say_left_out()
         self._manager.on_deadline()
+        gc.collect()  # here, where no floor waits for it
 
     def _settle(self) -> None:
         """Raise, or give back, what could not be when it was due: the node refused, or another program had set it."""

@@ -33,6 +33,9 @@ GPU_NODES = (
 
 # Frequencies are 64-bit numbers.
 MOST_DIGITS = 20
+MOST_BYTES_OF_A_NUMBER = 64
+
+LIMITS = ("min_freq", "max_freq")
 
 # sysfs gives no more than a page.
 MOST_BYTES = 65536
@@ -52,8 +55,8 @@ def same_frequency(one_hz: int, other_hz: int) -> bool:
     return abs(one_hz - other_hz) < ROUNDING_HZ
 
 
-def is_frequency(text: str) -> bool:
-    return text.isdecimal() and len(text) <= MOST_DIGITS
+def is_frequency(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= MOST_DIGITS
 
 
 class Node:
@@ -63,6 +66,7 @@ class Node:
         self.directory = directory
         self._highest_hz: int | None = None
         self._handle: int | None = None
+        self._held: dict[str, int] = {}
 
     @property
     def name(self) -> str:
@@ -74,16 +78,21 @@ class Node:
     def is_there(self) -> bool:
         return os.path.exists(self.directory / "min_freq")
 
-    def keep_handle(self) -> None:
-        """Hold the directory as it is now, until let_go(): the way to it, through symlinks, is then not gone each time.
+    def hold(self) -> None:
+        """Hold the directory and its limits open as they are now, until let_go(): the floor waits for their opening.
 
-        A directory that has gone is found out of itself; called at each tick for one that was moved.
+        What has gone is found out of itself; called at each tick for what was moved or replaced.
         """
         self.let_go()
-        with contextlib.suppress(OSError):  # then the way is gone each time
+        with contextlib.suppress(OSError):  # what cannot be held is opened each time
             self._handle = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            for limit in LIMITS:
+                self._held[limit] = self._open(limit, os.O_RDONLY)
 
     def let_go(self) -> None:
+        for descriptor in self._held.values():
+            os.close(descriptor)
+        self._held.clear()
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -97,19 +106,26 @@ class Node:
         return os.open(f"{self.directory}/{attribute}", flags)
 
     def read(self, attribute: str) -> str:
+        return self._read(attribute, MOST_BYTES).decode("ascii", "replace")
+
+    def _read(self, attribute: str, most_bytes: int) -> bytes:
+        if attribute in self._held:
+            with contextlib.suppress(OSError):  # it has gone, and another one may be in its place
+                return os.pread(self._held[attribute], most_bytes, 0).strip()
         try:
             descriptor = self._open(attribute, os.O_RDONLY)
             try:
-                return os.read(descriptor, MOST_BYTES).decode("ascii", "replace").strip()
+                return os.read(descriptor, most_bytes).strip()
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise DevfreqError(f"cannot read {self.directory}/{attribute}: {error.strerror}") from None
 
     def read_hz(self, attribute: str) -> int:
-        text = self.read(attribute)
+        text = self._read(attribute, MOST_BYTES_OF_A_NUMBER)
         if not is_frequency(text):
-            raise DevfreqError(f"{self.directory / attribute} reads {text[:40]!r}, not a frequency")
+            said = text[:40].decode("ascii", "replace")
+            raise DevfreqError(f"{self.directory / attribute} reads {said!r}, not a frequency")
         return int(text)
 
     @property
@@ -123,7 +139,7 @@ class Node:
     def available_hz(self) -> list[int]:
         """The frequencies that the driver lists, ascending; empty where it lists none."""
         try:
-            words = self.read("available_frequencies").split()
+            words = self._read("available_frequencies", MOST_BYTES).split()
         except DevfreqError:
             return []
         return sorted(int(word) for word in words if is_frequency(word))
@@ -154,7 +170,8 @@ class Node:
         except OSError as error:
             what = f"write {frequency_hz} to {self.directory}/min_freq"
             raise DevfreqError(f"cannot {what}: {error.strerror}") from None
-        logger.debug("wrote %d to %s/min_freq", frequency_hz, self.directory)  # the floor does not wait for that
+        finally:  # the floor does not wait for that
+            logger.debug("writing %d to %s/min_freq", frequency_hz, self.directory)
 
 
 def find(configured: str = "", class_directory: Path = CLASS_DIRECTORY) -> Node | None:

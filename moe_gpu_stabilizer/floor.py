@@ -37,7 +37,7 @@ class Floor:
             self._node.let_go()
         self._node = node
         if node:
-            node.keep_handle()
+            node.hold()
 
     @property
     def raised_hz(self) -> int | None:

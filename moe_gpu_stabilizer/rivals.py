@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .devfreq import Node, mhz
+from .devfreq import LIMITS, Node, mhz
 from .errors import DevfreqError
 from .fanotify import WriteWatch
 from .files import FileId
@@ -24,8 +24,6 @@ from .processes import name_of
 from .settings import NANOSECONDS
 
 logger = logging.getLogger(__name__)
-
-LIMITS = ("min_freq", "max_freq")
 
 # A tool that changes the power mode writes one limit after the other, and may read them back: it is done by then.
 PAUSE_NS = NANOSECONDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -255,14 +256,14 @@ def test_a_frequency_that_the_kernel_rounds_to_khz_is_the_same() -> None:
     assert not same_frequency(612_000_000, 612_001_000)
 
 
-# A handle on the directory spares the way to it, which is long on a board: the floor waits for that.
+# Holding the directory and its limits open spares the way to them, which is long on a board: the floor waits for that.
 
 
 def test_a_node_that_is_held_is_read_and_written_wherever_the_way_to_it_leads(tmp_path: Path) -> None:
     PlainNode(tmp_path / "gpu", min_hz=LOWEST_HZ)
     (tmp_path / "way").symlink_to("gpu")
     node = Node(tmp_path / "way")
-    node.keep_handle()
+    node.hold()
     (tmp_path / "way").unlink()
     node.write_min_hz(HIGHEST_HZ)
     assert node.min_hz == HIGHEST_HZ
@@ -272,29 +273,46 @@ def test_a_node_that_is_held_is_read_and_written_wherever_the_way_to_it_leads(tm
 
 
 def test_a_node_in_the_place_of_one_that_was_held_is_found(tmp_path: Path) -> None:
-    """A driver that goes and comes back, as with a reload of its module."""
-    directory = PlainNode(tmp_path / "gpu", min_hz=LOWEST_HZ).directory
-    node = Node(directory)
-    node.keep_handle()
+    """A driver that goes and comes back: the kernel refuses to read what has gone, in sysfs as in /proc."""
+    directory = PlainNode(tmp_path / "gpu").directory
+    with subprocess.Popen(["sleep", "infinity"]) as process:
+        (directory / "min_freq").unlink()
+        (directory / "min_freq").symlink_to(f"/proc/{process.pid}/oom_score")
+        node = Node(directory)
+        node.hold()
+        assert node.min_hz >= 0
+        process.kill()
+    with pytest.raises(DevfreqError, match="No such file"):
+        _ = node.min_hz
     shutil.rmtree(directory)
     PlainNode(directory, min_hz=HIGHEST_HZ)
     assert node.min_hz == HIGHEST_HZ
-
-
-def test_a_node_is_held_by_one_descriptor(node: Node) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        node.keep_handle()
-    assert len(os.listdir("/proc/self/fd")) == before + 1
-    node.let_go()
-    assert len(os.listdir("/proc/self/fd")) == before
+    node.write_min_hz(LOWEST_HZ)
+    assert (directory / "min_freq").read_text() == f"{LOWEST_HZ}\n"
 
 
 def test_a_node_is_held_anew_at_each_tick_as_it_may_have_been_moved(tmp_path: Path) -> None:
     directory = PlainNode(tmp_path / "gpu", min_hz=LOWEST_HZ).directory
     node = Node(directory)
-    node.keep_handle()
+    node.hold()
     directory.rename(tmp_path / "aside")
     PlainNode(directory, min_hz=HIGHEST_HZ)
-    node.keep_handle()
+    node.hold()
     assert node.min_hz == HIGHEST_HZ
+
+
+def test_a_node_is_held_by_three_descriptors_and_none_is_left(node: Node) -> None:
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        node.hold()
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 3
+    node.let_go()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_node_without_a_limit_is_held_as_far_as_it_goes(node: Node) -> None:
+    (node.directory / "max_freq").unlink()
+    node.hold()
+    assert node.min_hz == LOWEST_HZ
+    with pytest.raises(DevfreqError, match="max_freq: No such file"):
+        _ = node.max_hz
