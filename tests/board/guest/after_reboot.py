@@ -1,0 +1,56 @@
+"""A reboot in the middle of inference, what is found after it, and taking the program off in the end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.board.guest.board import LLAMA, NODE, Board, run, until
+from tests.board.guest.registry import Checks
+from tests.support import HIGHEST_HZ, LOWEST_HZ
+
+CHECKS = Checks()
+
+UNINSTALL = "/opt/moe-gpu-stabilizer/uninstall"
+
+
+def leave(board: Board) -> None:
+    """Have the floor up when the board reboots, for a process that nobody waits for."""
+    board.neutral()
+    ready, tell = os.pipe()
+    if os.fork() == 0:
+        os.dup2(ready, 0)
+        os.execv(LLAMA / "llama-server", ["llama-server", "--cpu-moe"])
+    os.write(tell, b"busy 600000\n")
+    until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up")
+
+
+@CHECKS(from_neutral=False)
+def reboot_while_raised(board: Board) -> None:
+    service = board.service
+    last = run("journalctl", "--quiet", "--boot=-1", "--unit=moe-gpu-stabilizer", "--output=cat").splitlines()
+    assert any(line.startswith("floor 306 MHz") for line in last[last.index("stopped") - 1 :]), last[-10:]
+    service.wait_until_active()
+    assert not service.has_said("floor "), "there is nothing to give back after a boot"
+    board.gpu.load()
+    service.wait_for(f"found the GPU node {NODE}")
+    assert board.gpu.min_hz == LOWEST_HZ
+    with board.raised() as workload:
+        workload.kill()
+    board.wait_until_given_back_is(LOWEST_HZ)
+
+
+@CHECKS()
+def uninstall_leaves_nothing(board: Board) -> None:
+    """In the middle of inference: the clock is given back, and no file, unit, probe or process stays."""
+    with board.llama("llama-server", "--cpu-moe") as workload:
+        workload.begin("busy 600000")
+        until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up")
+        run(UNINSTALL, "--purge")
+        assert board.gpu.min_hz == LOWEST_HZ
+    places = ("etc", "opt", "usr/bin", "usr/local", "usr/lib/systemd", "var/lib", "run")
+    left = [path for place in places for path in Path("/", place).rglob("*moe?gpu?stabilizer*")]
+    assert left == []
+    assert "moe-gpu-stabilizer" not in run("systemctl", "list-units", "--all", "--plain", "--no-legend")
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [command for command in commands if b"moe-gpu-stabilizer" in command]

@@ -1,0 +1,185 @@
+"""The board as the checks see it: the kernel's devfreq node, the knobs of its driver, the service, llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.faults.rival import Rival
+from tests.support import HIGHEST_HZ, LOWEST_HZ, wait_until
+from tests.workload import Workload
+
+NAME = "moe-gpu-stabilizer"
+PROGRAM = f"/usr/local/bin/{NAME}"
+SETTINGS = Path(f"/etc/default/{NAME}")
+NODE = Path("/sys/class/devfreq/17000000.gpu")
+PARAMETERS = Path("/sys/module/gpudevfreq/parameters")
+LLAMA = Path("/opt/llama.cpp/build/bin")
+BCC = Path("/opt/bcc")
+
+# An emulated machine takes its time.
+PATIENCE_SECONDS = 60
+
+# What the driver is told between two checks: no load, no cap, no failing and no slow change.
+NEUTRAL = {"load_permille": 0, "cap_mhz": 0, "fail": 0, "delay_us": 0}
+
+
+def run(*command: str, check: bool = True) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    assert not check or done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def until(condition: Any, what: str) -> None:
+    wait_until(condition, what, PATIENCE_SECONDS)
+
+
+class Gpu:
+    """The devfreq node, and the driver behind it (gpudevfreq.c)."""
+
+    def load(self) -> None:
+        """Load the driver; the node is there when that returns."""
+        run("modprobe", "gpudevfreq")
+        assert NODE.exists()
+
+    def unload(self) -> None:
+        run("rmmod", "gpudevfreq")
+
+    @staticmethod
+    def set(**parameters: int) -> None:
+        for name, value in parameters.items():
+            (PARAMETERS / name).write_text(f"{value}\n")
+
+    @staticmethod
+    def read(attribute: str) -> int:
+        return int((NODE / attribute).read_text())
+
+    @property
+    def min_hz(self) -> int:
+        return self.read("min_freq")
+
+    @property
+    def cur_hz(self) -> int:
+        return self.read("cur_freq")
+
+    def state(self) -> str:
+        names = ("min_freq", "cur_freq", "max_freq", "governor")
+        return (
+            ", ".join(f"{name} {(NODE / name).read_text().strip()}" for name in names) if NODE.exists() else "no node"
+        )
+
+
+class Service:
+    """The installed service, and what its journal says since the check began."""
+
+    def __init__(self) -> None:
+        self._cursor = ""
+
+    def systemctl(self, *arguments: str) -> None:
+        run("systemctl", *arguments, NAME)
+
+    @staticmethod
+    def show(name: str) -> str:
+        return run("systemctl", "show", "--property", name, "--value", NAME).strip()
+
+    @property
+    def pid(self) -> int:
+        return int(self.show("MainPID"))
+
+    def forget_journal(self) -> None:
+        """What is there so far is no longer looked at."""
+        shown = run("journalctl", "--lines=0", "--show-cursor")
+        self._cursor = shown.partition("-- cursor: ")[2].strip()
+
+    def journal(self, *options: str) -> list[str]:
+        after = [f"--after-cursor={self._cursor}"] if self._cursor else []
+        return run(
+            "journalctl", "--quiet", f"--unit={NAME}", "--output=cat", *after, *options, check=False
+        ).splitlines()
+
+    def has_said(self, start: str) -> bool:
+        """Does a line begin so?"""
+        return any(line.startswith(start) for line in self.journal())
+
+    def wait_for(self, start: str) -> None:
+        until(lambda: self.has_said(start), f"a line that begins with {start!r}")
+
+    def wait_until_active(self, other_than: int = 0) -> None:
+        until(lambda: self.show("ActiveState") == "active" and self.pid not in (0, other_than), "an active service")
+
+    def command(self, *arguments: str, check: bool = True) -> str:
+        """What the program prints; it runs as root."""
+        return run(PROGRAM, *arguments, check=check)
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(self.command("--status", "--json"))
+        return status
+
+
+class Board:
+    """All of it, and the few things that every check does."""
+
+    def __init__(self) -> None:
+        self.gpu = Gpu()
+        self.service = Service()
+
+    def neutral(self) -> None:
+        """As a check expects it: the driver loaded, its knobs at rest, the service idle with its default settings."""
+        self.service.forget_journal()
+        if not NODE.exists():
+            self.gpu.load()
+        self.gpu.set(**NEUTRAL)
+        if SETTINGS.read_text():
+            self.configure()
+        if self.service.show("ActiveState") != "active":
+            self.service.systemctl("reset-failed")
+            self.service.systemctl("start")
+        until(lambda: self.service.status()["floor_hz"] is None, "an idle service")
+        until(lambda: self.service.status()["node"] == str(NODE), "the node found")
+        for limit, hz in (("max_freq", HIGHEST_HZ), ("min_freq", LOWEST_HZ)):
+            if self.gpu.read(limit) != hz:
+                (NODE / limit).write_text(f"{hz}\n")
+        until(lambda: self.gpu.cur_hz == LOWEST_HZ, "a GPU at rest")
+
+    def configure(self, **settings: object) -> None:
+        """Set these and no others, and let a running service read them."""
+        SETTINGS.write_text("".join(f'STABILIZER_{key.upper()}="{value}"\n' for key, value in settings.items()))
+        if self.service.show("ActiveState") == "active":
+            self.service.systemctl("reload")
+
+    @contextmanager
+    def llama(self, name: str = "llama-server", *arguments: str) -> Iterator[Workload]:
+        """A running stand-in for llama.cpp."""
+        with Workload(LLAMA / name, *arguments) as workload:
+            yield workload
+
+    @contextmanager
+    def raised(self) -> Iterator[Workload]:
+        """A process that counts, inside one long call, and the floor up for it."""
+        with self.llama("llama-server", "--cpu-moe") as workload:
+            workload.begin("busy 600000")
+            until(lambda: self.gpu.min_hz == HIGHEST_HZ, "the floor up")
+            yield workload
+        self.wait_until_given_back_is(None)
+
+    def wait_until_given_back_is(self, baseline_hz: int | None) -> None:
+        """Wait until the service holds nothing up any more, and then min_freq is this (None: whatever it is)."""
+        until(lambda: self.service.status()["floor_hz"] is None, "nothing held up")
+        if baseline_hz is not None:
+            assert self.gpu.min_hz == baseline_hz, self.gpu.state()
+
+    @contextmanager
+    def rival(self, name: str) -> Iterator[Rival]:
+        """Another program, of this name, that sets the node's limits."""
+        with tempfile.TemporaryDirectory() as scripts, Rival(Path(scripts), NODE, name) as rival:
+            yield rival
+
+    def probes_of(self, pid: int) -> int:
+        """How many uprobes a process holds."""
+        return sum("[perf_event]" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())

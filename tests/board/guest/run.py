@@ -1,0 +1,62 @@
+"""Runs the checks on the board and writes what came of each to the share, where the host's tests look it up.
+
+The last check of the first boot reboots the board; those of AFTER_REBOOT come then. In the end the board is switched off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import traceback
+from pathlib import Path
+
+from tests.board.guest import after_reboot, checks
+from tests.board.guest.board import Board, run
+from tests.board.guest.registry import Check
+
+SHARE = Path("/mnt/host")
+BOOTED = Path("/var/lib/board-booted")
+
+
+def perform(check: Check, board: Board) -> None:
+    """Run one, from a neutral state, and note its outcome."""
+    begun = time.monotonic()
+    outcome, details = "passed", ""
+    try:
+        if check.from_neutral:
+            board.neutral()
+        check.function(board)
+    except Exception:  # of whatever kind: it is shown on the host
+        outcome = "failed"
+        journal = "\n".join(board.service.journal("--output=short-monotonic"))
+        details = f"{traceback.format_exc()}\n--- the node: {board.gpu.state()}\n--- journal\n{journal}"
+    seconds = round(time.monotonic() - begun, 1)
+    print(f"{outcome}: {check.name} ({seconds} s)", flush=True)
+    with (SHARE / "results.jsonl").open("a") as results:
+        results.write(
+            json.dumps({"name": check.name, "outcome": outcome, "seconds": seconds, "details": details}) + "\n"
+        )
+
+
+def main() -> None:
+    board = Board()
+    wanted = (SHARE / "wanted").read_text().split()
+    is_first = not BOOTED.exists()
+    BOOTED.touch()
+    (SHARE / "boots").open("a").write(f"{Path('/proc/uptime').read_text().split()[0]}\n")
+    for check in checks.CHECKS if is_first else after_reboot.CHECKS:
+        if not wanted or check.name in wanted or check.always:
+            perform(check, board)
+    (SHARE / "journal").write_text(run("journalctl", "--no-pager", "--output=short-monotonic"))
+    os.sync()
+    if is_first and after_reboot.CHECKS:
+        after_reboot.leave(board)
+        subprocess.run(["systemctl", "reboot"], check=True)
+    else:
+        subprocess.run(["systemctl", "poweroff"], check=True)
+
+
+if __name__ == "__main__":
+    main()
