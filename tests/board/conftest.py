@@ -31,7 +31,7 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     assert os.geteuid() == 0, "the board's disk is made by root"
     kind: Kind = request.param
     wanted = {
-        item.callspec.params["check"]
+        str(item.callspec.params["check"])
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.callspec.params.get("machine") == kind
         if "check" in item.callspec.params

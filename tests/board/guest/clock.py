@@ -1,4 +1,4 @@
-"""What a driver and a thermal zone do to the clock: caps that come and go, changes that fail, changes that take long."""
+"""What a driver and a thermal zone do to the clock: caps that come and go, changes that fail or are slow."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs the checks on the board and writes what came of each to the share, where the host's tests look it up.
 
-The last check of the first boot reboots the board; those of AFTER_REBOOT come then. In the end the board is switched off.
+After those of the first boot it reboots; those of after_reboot.py come then, and then the board is switched off.
 """
 
 from __future__ import annotations
