@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import shutil
 import subprocess
@@ -78,6 +79,7 @@ class Machine:
         for part in PARTS:
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(REPOSITORY / part, self._share / "tree" / part, ignore=ignored)
+        compileall.compile_dir(self._share / "tree", quiet=1)  # of use where both have the same version of Python
         shutil.copy(HERE / "guest/prepare.sh", self._share)
         build_llama(self._share / "llama.cpp")
         if own_bcc:

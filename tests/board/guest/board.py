@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from tests.workload import Workload
 NAME = "moe-gpu-stabilizer"
 PROGRAM = f"/usr/local/bin/{NAME}"
 SETTINGS = Path(f"/etc/default/{NAME}")
+STATUS = Path(f"/run/{NAME}/status.json")
 NODE = Path("/sys/class/devfreq/17000000.gpu")
 PARAMETERS = Path("/sys/module/gpudevfreq/parameters")
 LLAMA = Path("/opt/llama.cpp/build/bin")
@@ -117,8 +119,10 @@ class Service:
         """What the program prints; it runs as root."""
         return run(PROGRAM, *arguments, check=check)
 
-    def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = json.loads(self.command("--status", "--json"))
+    @staticmethod
+    def status() -> dict[str, Any]:
+        """What it has published: read here, as starting the program takes seconds on this machine."""
+        status: dict[str, Any] = json.loads(STATUS.read_text())
         return status
 
 
@@ -137,8 +141,7 @@ class Board:
         self.gpu.set(**NEUTRAL)
         if SETTINGS.read_text():
             self.configure()
-        if self.service.show("ActiveState") != "active":
-            self.service.systemctl("reset-failed")
+        if not STATUS.exists():  # it has been stopped
             self.service.systemctl("start")
         until(lambda: self.service.status()["floor_hz"] is None, "an idle service")
         until(lambda: self.service.status()["node"] == str(NODE), "the node found")
@@ -150,7 +153,7 @@ class Board:
     def configure(self, **settings: object) -> None:
         """Set these and no others, and let a running service read them."""
         SETTINGS.write_text("".join(f'STABILIZER_{key.upper()}="{value}"\n' for key, value in settings.items()))
-        if self.service.show("ActiveState") == "active":
+        if STATUS.exists():
             self.service.systemctl("reload")
 
     @contextmanager
@@ -180,6 +183,15 @@ class Board:
         with tempfile.TemporaryDirectory() as scripts, Rival(Path(scripts), NODE, name) as rival:
             yield rival
 
-    def probes_of(self, pid: int) -> int:
+    @staticmethod
+    def probes_of(pid: int) -> int:
         """How many uprobes a process holds."""
-        return sum("[perf_event]" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+        count = 0
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+                count += "[perf_event]" in os.readlink(f"/proc/{pid}/fd/{descriptor}")
+        return count
+
+    def wait_for_probes(self, count: int) -> None:
+        pid = self.service.pid
+        until(lambda: self.probes_of(pid) == count, f"{count} probes")

@@ -14,7 +14,8 @@ from tests.support import HIGHEST_HZ, LADDER_HZ, LOWEST_HZ
 CHECKS = Checks()
 
 NOBODY = 65534
-FUNCTIONS = 3  # of libllama that are probed; ggml has two more
+# That are probed: of libllama, at once; and of ggml, as soon as a process uses it.
+FUNCTIONS = 3
 GGML_FUNCTIONS = 2
 
 
@@ -54,16 +55,15 @@ def check_finds_nothing_missing(board: Board) -> None:
 def probes_are_in_place(board: Board) -> None:
     """With the BCC that this boot is to try, and the system calls of this machine."""
     pid = board.service.pid
-    until(lambda: board.probes_of(pid) == FUNCTIONS + GGML_FUNCTIONS, "five probes")
+    board.wait_for_probes(FUNCTIONS)
+    with board.llama("llama-any"):
+        board.wait_for_probes(FUNCTIONS + GGML_FUNCTIONS)
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    leases = {int(words[5].rpartition(":")[2]) for words in locks if words[1] == "LEASE" and words[4] == str(pid)}
+    files = {os.stat(file).st_ino for file in LLAMA.glob("lib*.so")}
+    assert leases == files, "each probed file is held with a read lease"
     (library,) = set(re.findall(r"/\S+/libbcc_bpf\.so\S*", Path(f"/proc/{pid}/maps").read_text()))
     assert Path(library).parent == (BCC if BCC.exists() else Path("/usr/lib/aarch64-linux-gnu")), library
-    files = {os.stat(file).st_ino for file in LLAMA.glob("lib*.so")}
-    leases = {
-        int(line.split()[5].rpartition(":")[2])
-        for line in Path("/proc/locks").read_text().splitlines()
-        if "LEASE" in line and line.split()[4] == str(pid)
-    }
-    assert leases == files, "each probed file is held with a read lease"
 
 
 @CHECKS()
@@ -86,6 +86,7 @@ def flag_raises_and_the_clock_follows_at_once(board: Board) -> None:
 @CHECKS()
 def turns_raise_without_a_flag(board: Board) -> None:
     with board.llama("llama-any") as workload:
+        board.wait_for_probes(FUNCTIONS + GGML_FUNCTIONS)
         workload.do("tokens 20 5")
         board.service.wait_for(f"pid {workload.pid} (llama-any) counts: 4 turns per graph")
         board.service.wait_for(f"floor 1020 MHz (pid {workload.pid} inference)")
@@ -95,6 +96,7 @@ def turns_raise_without_a_flag(board: Board) -> None:
 @CHECKS()
 def model_without_turns_raises_nothing(board: Board) -> None:
     with board.llama("llama-any") as workload:
+        board.wait_for_probes(FUNCTIONS + GGML_FUNCTIONS)
         workload.do("tokens 50 1")
         until(lambda: any(one["pid"] == workload.pid for one in board.service.status()["processes"]), "it is judged")
         assert not board.service.has_said("floor 1020")
@@ -116,11 +118,10 @@ def library_that_is_rewritten_in_place_is_let_go_of(board: Board) -> None:
     """The lease holds the writer up until the probes are out; then the new content is probed."""
     library = LLAMA / "libllama.so"
     content = library.read_bytes()
-    pid = board.service.pid
-    until(lambda: board.probes_of(pid) == FUNCTIONS + GGML_FUNCTIONS, "five probes")
+    board.wait_for_probes(FUNCTIONS)
     with library.open("r+b") as file:
-        assert board.probes_of(pid) == GGML_FUNCTIONS, "libllama's probes are out by now"
+        assert board.probes_of(board.service.pid) == 0, "the probes are out by now"
         file.write(content)
-    until(lambda: board.probes_of(pid) == FUNCTIONS + GGML_FUNCTIONS, "five probes again")
-    with board.raised():
-        pass
+    board.wait_for_probes(FUNCTIONS)
+    with board.raised() as workload:
+        workload.kill()
