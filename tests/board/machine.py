@@ -65,12 +65,12 @@ def build_llama(directory: Path) -> None:
 
 
 class Machine:
-    """One that has been booted, has run its checks, has rebooted in between, and is switched off."""
+    """One that boots, runs its checks, reboots in between, and switches itself off."""
 
-    def __init__(self, directory: Path, release: str, own_bcc: bool, wanted: Sequence[str] = ()) -> None:
-        """`release` is the Debian release whose kernel it has, and whose BCC where that is not the disk's.
+    def __init__(self, directory: Path, release: str, own_bcc: bool, wanted: Sequence[str]) -> None:
+        """Switch it on. `release` is the Debian release whose kernel it has; `own_bcc`: and whose BCC.
 
-        `wanted` are the checks to run; empty: all.
+        `wanted` are the checks to run.
         """
         self._share = directory / "share"
         self._console = directory / "console.log"
@@ -85,12 +85,11 @@ class Machine:
         if own_bcc:
             shutil.copytree(kernel / "bcc", self._share / "bcc", symlinks=True)
         (self._share / "wanted").write_text("\n".join(wanted))
-        begun = time.monotonic()
-        self.end = self._run(kernel, disk)
-        self.seconds = time.monotonic() - begun
+        self._begun = time.monotonic()
+        self._process = self._boot(kernel, disk)
+        self._end = ""
 
-    def _run(self, kernel: Path, disk: Path) -> str:
-        """Boot it, wait until it has switched itself off, and say how it ended."""
+    def _boot(self, kernel: Path, disk: Path) -> subprocess.Popen[bytes]:
         command: list[str | Path] = [
             # Gone with the tests, even if those are killed.
             *("setpriv", "--pdeathsig=KILL", "qemu-system-aarch64", "-M", "virt", "-accel", "tcg,thread=multi"),
@@ -102,17 +101,29 @@ class Machine:
             *("-fsdev", f"local,id=share,path={self._share},security_model=none"),
             *("-device", "virtio-9p-pci,fsdev=share,mount_tag=host"),
             *("-kernel", kernel / "vmlinuz", "-initrd", kernel / "initrd"),
-            *("-append", "console=ttyAMA0 quiet audit=0 mitigations=off net.ifnames=0 systemd.show_status=error"),
+            *(
+                "-append",
+                "console=ttyAMA0 quiet audit=0 mitigations=off systemd.show_status=error systemd.condition-needs-update=no",
+            ),
         ]
         with self._console.open("wb") as console:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console)
-            try:
-                return f"it ended with status {process.wait(MOST_SECONDS)}"
-            except subprocess.TimeoutExpired:
-                return f"it was still running after {MOST_SECONDS} s"
-            finally:
-                process.kill()
-                process.wait()
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console)
+
+    def wait(self) -> None:
+        """Wait until it has switched itself off."""
+        if self._end:
+            return
+        try:
+            self._end = f"it ended with status {self._process.wait(MOST_SECONDS)}"
+        except subprocess.TimeoutExpired:
+            self._end = f"it was still running after {MOST_SECONDS} s"
+        finally:
+            self.kill()
+        self._end += f", {time.monotonic() - self._begun:.0f} s after it was switched on"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     @property
     def results(self) -> dict[str, Result]:
@@ -121,12 +132,7 @@ class Machine:
         return {result.name: result for result in (Result(**json.loads(line)) for line in lines)}
 
     @property
-    def boots(self) -> int:
-        file = self._share / "boots"
-        return len(file.read_text().splitlines()) if file.exists() else 0
-
-    @property
     def console(self) -> str:
         """How it ended, and the last lines on its console."""
         lines = self._console.read_text(errors="replace").replace("\r", "").splitlines()
-        return "\n".join([*lines[-CONSOLE_LINES:], self.end])
+        return "\n".join([*lines[-CONSOLE_LINES:], self._end])

@@ -19,7 +19,3 @@ def test_on_the_board(machine: Machine, check: str) -> None:
     result = machine.results.get(check)
     assert result is not None, f"the board has said nothing of {check}\n{machine.console}"
     assert result.outcome == "passed", f"{check}, on the board, after {result.seconds} s:\n{result.details}"
-
-
-def test_it_has_rebooted(machine: Machine) -> None:
-    assert machine.boots == 2, machine.console

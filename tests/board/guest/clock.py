@@ -110,6 +110,7 @@ def slow_changes_hold_nothing_up(board: Board) -> None:
         one.begin("busy 600000")
         until(lambda: gpu.min_hz == HIGHEST_HZ, "the floor up")
         other.do("call 1000")
+        other.begin("busy 600000")
         until(lambda: board.service.status()["holders"] == 2, "the second one is heard of")
         other.kill()
         until(lambda: board.service.status()["holders"] == 1, "its end is heard of")
