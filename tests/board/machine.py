@@ -24,6 +24,11 @@ PARTS = ("moe_gpu_stabilizer", "systemd", "tools", "tests")
 # Many times what a boot with all its checks takes, and yet an end.
 MOST_SECONDS = 1500
 
+KERNEL_ARGUMENTS = (
+    *("console=ttyAMA0", "quiet", "audit=0", "mitigations=off"),
+    *("systemd.show_status=error", "systemd.condition-needs-update=no"),
+)
+
 CONSOLE_LINES = 60
 
 
@@ -101,10 +106,7 @@ class Machine:
             *("-fsdev", f"local,id=share,path={self._share},security_model=none"),
             *("-device", "virtio-9p-pci,fsdev=share,mount_tag=host"),
             *("-kernel", kernel / "vmlinuz", "-initrd", kernel / "initrd"),
-            *(
-                "-append",
-                "console=ttyAMA0 quiet audit=0 mitigations=off systemd.show_status=error systemd.condition-needs-update=no",
-            ),
+            *("-append", " ".join(KERNEL_ARGUMENTS)),
         ]
         with self._console.open("wb") as console:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console)

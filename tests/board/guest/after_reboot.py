@@ -22,7 +22,7 @@ def leave(board: Board) -> None:
         os.dup2(ready, 0)
         os.execv(LLAMA / "llama-server", ["llama-server", "--cpu-moe"])
     os.write(tell, b"busy 600000\n")
-    until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up")
+    board.wait_until_raised()
 
 
 @CHECKS(from_neutral=False)
@@ -37,7 +37,7 @@ def reboot_while_raised(board: Board) -> None:
     assert board.gpu.min_hz == LOWEST_HZ
     with board.raised() as workload:
         workload.kill()
-    board.wait_until_given_back_is(LOWEST_HZ)
+    board.wait_until_given_back()
 
 
 @CHECKS()
@@ -45,7 +45,7 @@ def uninstall_leaves_nothing(board: Board) -> None:
     """In the middle of inference: the clock is given back, and no file, unit, probe or process stays."""
     with board.llama("llama-server", "--cpu-moe") as workload:
         workload.begin("busy 600000")
-        until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up")
+        board.wait_until_raised()
         run(UNINSTALL, "--purge")
         assert board.gpu.min_hz == LOWEST_HZ
     places = ("etc", "opt", "usr/bin", "usr/local", "usr/lib/systemd", "var/lib", "run")

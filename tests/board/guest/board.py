@@ -91,6 +91,10 @@ class Service:
         return run("systemctl", "show", "--property", name, "--value", NAME).strip()
 
     @property
+    def is_active(self) -> bool:
+        return self.show("ActiveState") == "active"
+
+    @property
     def pid(self) -> int:
         return int(self.show("MainPID"))
 
@@ -113,7 +117,7 @@ class Service:
         until(lambda: self.has_said(start), f"a line that begins with {start!r}")
 
     def wait_until_active(self, other_than: int = 0) -> None:
-        until(lambda: self.show("ActiveState") == "active" and self.pid not in (0, other_than), "an active service")
+        until(lambda: self.is_active and self.pid not in (0, other_than), "an active service")
 
     def command(self, *arguments: str, check: bool = True) -> str:
         """What the program prints; it runs as root."""
@@ -124,6 +128,10 @@ class Service:
         """What it has published: read here, as starting the program takes seconds on this machine."""
         status: dict[str, Any] = json.loads(STATUS.read_text())
         return status
+
+    def is_troubled_by(self, start: str) -> bool:
+        """Does its status name a trouble that begins so?"""
+        return any(trouble.startswith(start) for trouble in self.status()["troubles"])
 
 
 class Board:
@@ -141,7 +149,7 @@ class Board:
         self.gpu.set(**NEUTRAL)
         if SETTINGS.read_text():
             self.configure()
-        if not STATUS.exists():  # it has been stopped
+        if not self.service.is_active:
             self.service.systemctl("start")
         until(lambda: self.service.status()["floor_hz"] is None, "an idle service")
         until(lambda: self.service.status()["node"] == str(NODE), "the node found")
@@ -149,11 +157,12 @@ class Board:
             if self.gpu.read(limit) != hz:
                 (NODE / limit).write_text(f"{hz}\n")
         until(lambda: self.gpu.cur_hz == LOWEST_HZ, "a GPU at rest")
+        until(lambda: not self.service.status()["troubles"], "no troubles any more")
 
     def configure(self, **settings: object) -> None:
         """Set these and no others, and let a running service read them."""
         SETTINGS.write_text("".join(f'STABILIZER_{key.upper()}="{value}"\n' for key, value in settings.items()))
-        if STATUS.exists():
+        if self.service.is_active:
             self.service.systemctl("reload")
 
     @contextmanager
@@ -167,15 +176,18 @@ class Board:
         """A process that counts, inside one long call, and the floor up for it."""
         with self.llama("llama-server", "--cpu-moe") as workload:
             workload.begin("busy 600000")
-            until(lambda: self.gpu.min_hz == HIGHEST_HZ, "the floor up")
+            self.wait_until_raised()
             yield workload
-        self.wait_until_given_back_is(None)
 
-    def wait_until_given_back_is(self, baseline_hz: int | None) -> None:
-        """Wait until the service holds nothing up any more, and then min_freq is this (None: whatever it is)."""
+    def wait_until_raised(self, floor_hz: int = HIGHEST_HZ) -> None:
+        """Wait until min_freq is this, and the service has published that it is its floor."""
+        until(lambda: self.gpu.min_hz == floor_hz, "the floor up")
+        until(lambda: self.service.status()["floor_hz"] == floor_hz, "the status says so, too")
+
+    def wait_until_given_back(self, baseline_hz: int = LOWEST_HZ) -> None:
+        """Wait until the service, whose floor was up, holds nothing any more; then min_freq is this."""
         until(lambda: self.service.status()["floor_hz"] is None, "nothing held up")
-        if baseline_hz is not None:
-            assert self.gpu.min_hz == baseline_hz, self.gpu.state()
+        assert self.gpu.min_hz == baseline_hz, self.gpu.state()
 
     @contextmanager
     def rival(self, name: str) -> Iterator[Rival]:

@@ -61,7 +61,7 @@ def governor_chooses_as_if_the_service_were_not_there(board: Board) -> None:
         with_service = choices(board)
     with board.raised():
         pass
-    board.wait_until_given_back_is(LOWEST_HZ)
+    board.wait_until_given_back()
     until(lambda: board.gpu.cur_hz == LOWEST_HZ, "the clock at rest")
     after_a_floor = choices(board)
     board.service.systemctl("stop")

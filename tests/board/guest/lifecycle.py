@@ -17,13 +17,13 @@ def driver_that_goes_while_raised_and_comes_back(board: Board) -> None:
     with board.raised() as workload:
         board.gpu.unload()
         board.service.wait_for("the floor is gone with the GPU node")
-        assert board.service.status()["node"] is None
+        until(lambda: board.service.status()["node"] is None, "the status says so, too")
         board.gpu.load()
         board.service.wait_for(f"found the GPU node {NODE}")
         # The call that goes on is still in flight.
         until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up again")
         workload.kill()
-    board.wait_until_given_back_is(LOWEST_HZ)
+    board.wait_until_given_back()
 
 
 @CHECKS()
@@ -33,23 +33,23 @@ def killed_while_raised(board: Board) -> None:
     pid = service.pid
     with board.llama("llama-server", "--cpu-moe") as workload:
         workload.begin("busy 3000")
-        until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up")
+        board.wait_until_raised()
         service.systemctl("kill", "--signal=KILL")
         service.wait_for("floor 306 MHz (restored)")
         service.wait_until_active(other_than=pid)
         workload.finish()
-        board.wait_until_given_back_is(LOWEST_HZ)
+        board.wait_until_given_back()
         workload.begin("busy 600000")
         until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up again")
         workload.kill()
-    board.wait_until_given_back_is(LOWEST_HZ)
+    board.wait_until_given_back()
 
 
 @CHECKS()
 def stopped_while_raised(board: Board) -> None:
     with board.llama("llama-server", "--cpu-moe") as workload:
         workload.begin("busy 600000")
-        until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up")
+        board.wait_until_raised()
         board.service.systemctl("stop")
         assert board.gpu.min_hz == LOWEST_HZ
         assert board.service.has_said("floor 306 MHz (stopping)") or board.service.has_said("stopped")
@@ -82,5 +82,5 @@ def status_says_who_holds_the_floor(board: Board) -> None:
         assert f"GPU node  {NODE}" in said or str(NODE) in said, said
         assert f"pid {workload.pid} (llama-server) counts" in said, said
         workload.kill()
-    board.wait_until_given_back_is(LOWEST_HZ)
+    board.wait_until_given_back()
     assert "state" in board.service.command("--status")

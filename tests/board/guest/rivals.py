@@ -26,7 +26,7 @@ def power_mode_changes_while_idle(board: Board) -> None:
         board.service.wait_for(f"min_freq set to 408 MHz by nvpmodel (pid {rival.pid})")
     with board.raised() as workload:
         workload.kill()
-    board.wait_until_given_back_is(LOW_HZ)
+    board.wait_until_given_back(LOW_HZ)
 
 
 @CHECKS()
@@ -36,7 +36,7 @@ def power_mode_changes_while_raised(board: Board) -> None:
         board.service.wait_for(f"min_freq set to 408 MHz by nvpmodel (pid {rival.pid})")
         until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up again, for the call goes on")
         workload.kill()
-        board.wait_until_given_back_is(LOW_HZ)
+        board.wait_until_given_back(LOW_HZ)
 
 
 @CHECKS()
@@ -48,7 +48,7 @@ def lower_max_freq_while_raised(board: Board) -> None:
         until(lambda: board.service.status()["floor_hz"] == MIDDLE_HZ, "the floor at the new limit")
         assert board.gpu.cur_hz == MIDDLE_HZ
         workload.kill()
-        board.wait_until_given_back_is(LOWEST_HZ)
+        board.wait_until_given_back()
         rival.write("max_freq", HIGHEST_HZ)
         assert board.gpu.min_hz == LOWEST_HZ
 
