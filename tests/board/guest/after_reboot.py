@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.board.guest.board import LLAMA, NODE, Board, run, until
+from tests.board.guest.board import LLAMA, NODE, Board, run
 from tests.board.guest.registry import Checks
-from tests.support import HIGHEST_HZ, LOWEST_HZ
+from tests.support import LOWEST_HZ
 
 CHECKS = Checks()
 
