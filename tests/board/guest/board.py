@@ -81,7 +81,7 @@ class Service:
     """The installed service, and what its journal says since the check began."""
 
     def __init__(self) -> None:
-        self._cursor = ""
+        self._lines_before = 0
 
     def systemctl(self, *arguments: str) -> None:
         run("systemctl", *arguments, NAME)
@@ -100,14 +100,16 @@ class Service:
 
     def forget_journal(self) -> None:
         """What is there so far is no longer looked at."""
-        shown = run("journalctl", "--lines=0", "--show-cursor")
-        self._cursor = shown.partition("-- cursor: ")[2].strip()
+        self._lines_before = 0
+        self._lines_before = len(self.journal())
 
-    def journal(self, *options: str) -> list[str]:
-        after = [f"--after-cursor={self._cursor}"] if self._cursor else []
-        return run(
-            "journalctl", "--quiet", f"--unit={NAME}", "--output=cat", *after, *options, check=False
-        ).splitlines()
+    def journal(self, output: str = "cat") -> list[str]:
+        """Its lines of this boot, those of systemd about it among them.
+
+        They are counted, as `journalctl --after-cursor` skips one more where the cursor is at another unit's line.
+        """
+        said = run("journalctl", "--quiet", "--boot", f"--unit={NAME}", f"--output={output}")
+        return said.splitlines()[self._lines_before :]
 
     def has_said(self, start: str) -> bool:
         """Does a line begin so?"""

@@ -30,7 +30,7 @@ def perform(check: Check, board: Board) -> None:
         check.function(board)
     except Exception:  # of whatever kind: it is shown on the host
         outcome = "failed"
-        journal = "\n".join(board.service.journal("--output=short-monotonic"))
+        journal = "\n".join(board.service.journal("short-monotonic"))
         details = f"{traceback.format_exc()}\n--- the node: {board.gpu.state()}\n--- journal\n{journal}"
     seconds = round(time.monotonic() - begun, 1)
     print(f"{outcome}: {check.name} ({seconds} s)", flush=True)
@@ -45,14 +45,16 @@ def main() -> None:
     wanted = (SHARE / "wanted").read_text().split()
     is_first = not BOOTED.exists()
     BOOTED.touch()
-    print(run("systemd-analyze", "blame", "--no-pager", check=False)[:800], flush=True)
     for check in checks.CHECKS if is_first else after_reboot.CHECKS:
         if check.name in wanted or check.always:
             perform(check, board)
     (SHARE / "journal").write_text(run("journalctl", "--no-pager", "--output=short-monotonic"))
     os.sync()
     if is_first and any(check.name in wanted for check in after_reboot.CHECKS):
-        after_reboot.leave(board)
+        try:
+            after_reboot.leave(board)
+        except Exception:  # of whatever kind: the check after the reboot tells
+            traceback.print_exc()
         subprocess.run(["systemctl", "reboot"], check=True)
     else:
         subprocess.run(["systemctl", "poweroff"], check=True)
