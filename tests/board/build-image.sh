@@ -11,9 +11,12 @@ tree=$(cd "$here/../.." && pwd)
 . "$here/common.sh"
 
 python=$1
-board_python=3.11 # of the suite
+suite=bookworm
+suite_python=3.11
 disk=3G
 include=systemd-sysv,udev,kmod,libbpfcc,python3,python3-venv,python3-psutil,python3-pyelftools,python3-systemd
+unused=(apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_reap.service getty.target
+    systemd-logind.service systemd-udev-trigger.service)
 
 build() {
     set -x
@@ -30,7 +33,7 @@ download_wheels() {
     mapfile -t wanted < <("$python" -c 'from importlib.metadata import requires
 print(*(one for one in requires("moe-gpu-stabilizer") if "extra ==" not in one), sep="\n")')
     "$python" -m pip download --quiet --dest wheels --only-binary :all: --platform manylinux_2_17_aarch64 \
-        --platform manylinux2014_aarch64 --python-version "$board_python" "${wanted[@]}" setuptools wheel
+        --platform manylinux2014_aarch64 --python-version "$suite_python" "${wanted[@]}" setuptools wheel
 }
 
 # In the current directory, as root, in a mount namespace.
@@ -49,16 +52,17 @@ debootstrap() {
     mkdir -p root/mnt/{host,source,wheels} root/var/log/journal
     : >root/etc/fstab
     echo board >root/etc/hostname
-    ln -sf /dev/null root/etc/systemd/system/apt-daily.timer
-    ln -sf /dev/null root/etc/systemd/system/apt-daily-upgrade.timer
-    ln -sf /dev/null root/etc/systemd/system/dpkg-db-backup.timer
-    ln -sf /dev/null root/etc/systemd/system/e2scrub_reap.service
-    ln -sf /dev/null root/etc/systemd/system/getty.target
-    ln -sf /dev/null root/etc/systemd/system/systemd-logind.service # it wants dbus
+    # Without an id systemd takes each boot for the first one.
+    tr -d - </proc/sys/kernel/random/uuid >root/etc/machine-id
+    # What takes time and does nothing here: timers, a console to log in, dbus's logind, udev's look at devices.
+    for unit in "${unused[@]}"; do
+        ln -sf /dev/null "root/etc/systemd/system/$unit"
+    done
     mount --bind "$tree" root/mnt/source
     mount --bind wheels root/mnt/wheels
     mount -t proc proc root/proc
-    env -i PATH="$PATH" PIP_NO_INDEX=1 PIP_FIND_LINKS=/mnt/wheels chroot root /mnt/source/install.sh --no-start
+    env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin PIP_NO_INDEX=1 PIP_FIND_LINKS=/mnt/wheels \
+        chroot root /mnt/source/install.sh --no-start
     umount root/mnt/source root/mnt/wheels root/proc
 }
 
@@ -66,5 +70,6 @@ if [ "${2:-}" = debootstrap ]; then
     debootstrap
     exit
 fi
-inputs=("$here/common.sh" "$0" "$tree/pyproject.toml" "$tree/install.sh" "$tree/tools/service.sh" "$tree/tools/uninstall")
+inputs=("$here/common.sh" "$here/build-image.sh" "$tree/pyproject.toml" "$tree/install.sh" "$tree/tools/service.sh"
+    "$tree/tools/uninstall")
 cached "board-disk-$(key "${inputs[@]}")" build

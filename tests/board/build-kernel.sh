@@ -69,4 +69,4 @@ build_initrd() {
     (cd "$root" && find . | cpio --quiet --create --format newc | gzip -1) >"$1/initrd"
 }
 
-cached "board-$release-$(key "$here/common.sh" "$0" "$here/init" "$here/gpudevfreq.c" "$release")" build
+cached "board-$release-$(key "$here/common.sh" "$here/build-kernel.sh" "$here/init" "$here/gpudevfreq.c" "$release")" build

@@ -2,7 +2,6 @@
 # What both builders use: Debian's mirror, an apt of their own, and a cache outside the tree in which a finished thing
 # appears in one step.
 
-suite=bookworm # of the board's root file system
 cache=${MOE_GPU_STABILIZER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/moe-gpu-stabilizer}
 
 die() {
@@ -27,6 +26,7 @@ install_packages() {
 # What this machine's apt takes Debian from.
 debian_mirror() {
     local mirror
+    # shellcheck disable=SC2016 # apt replaces these
     mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' |
         sed -n '/security/d; s/^Debian //p' | head -n 1)
     [ -n "$mirror" ] || die "apt knows no mirror of Debian"

@@ -29,7 +29,7 @@ BCC = Path("/opt/bcc")
 PATIENCE_SECONDS = 60
 
 # What the driver is told between two checks: no load, no cap, no failing and no slow change.
-NEUTRAL = {"load_permille": 0, "cap_mhz": 0, "fail": 0, "delay_us": 0}
+NEUTRAL = {"load_permille": 0, "demand_mhz": 0, "cap_mhz": 0, "fail": 0, "delay_us": 0}
 
 
 def run(*command: str, check: bool = True) -> str:

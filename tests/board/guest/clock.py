@@ -49,7 +49,7 @@ def cap_that_was_there_before(board: Board) -> None:
         workload.begin("busy 600000")
         board.wait_until_raised(CAP_HZ)
         gpu.set(cap_mhz=0)
-        until(lambda: gpu.min_hz == HIGHEST_HZ, "the whole floor")
+        board.wait_until_raised()
         board.service.wait_for("floor 1020 MHz (max_freq has changed)")
         workload.kill()
     board.wait_until_given_back()

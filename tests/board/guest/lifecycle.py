@@ -21,7 +21,7 @@ def driver_that_goes_while_raised_and_comes_back(board: Board) -> None:
         board.gpu.load()
         board.service.wait_for(f"found the GPU node {NODE}")
         # The call that goes on is still in flight.
-        until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up again")
+        board.wait_until_raised()
         workload.kill()
     board.wait_until_given_back()
 
@@ -40,7 +40,7 @@ def killed_while_raised(board: Board) -> None:
         workload.finish()
         board.wait_until_given_back()
         workload.begin("busy 600000")
-        until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up again")
+        board.wait_until_raised()
         workload.kill()
     board.wait_until_given_back()
 

@@ -34,7 +34,7 @@ def power_mode_changes_while_raised(board: Board) -> None:
     with board.raised() as workload, board.rival("nvpmodel") as rival:
         change_power_mode(rival)
         board.service.wait_for(f"min_freq set to 408 MHz by nvpmodel (pid {rival.pid})")
-        until(lambda: board.gpu.min_hz == HIGHEST_HZ, "the floor up again, for the call goes on")
+        board.wait_until_raised()
         workload.kill()
         board.wait_until_given_back(LOW_HZ)
 
