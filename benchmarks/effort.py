@@ -16,6 +16,7 @@ class Effort:
     strangers: int = 8
     rest_rounds: int = 3
     rest_seconds: float = 20.0
+    settle_seconds: float = 65.0
     starts: int = 12
     growth_batches: int = 3
     stretches: int = 12  # in each batch
@@ -33,6 +34,6 @@ FULL = Effort()
 # For the tests.
 SHORT = Effort(
     call_rounds=2, calls=200, latency_rounds=1, latency_samples=3, strangers=2, rest_rounds=1, rest_seconds=0.5,
-    starts=2, growth_batches=3, stretches=1, ticks=3, processes=(0, 20), libraries=(1, 3),
+    settle_seconds=0, starts=2, growth_batches=3, stretches=1, ticks=3, processes=(0, 20), libraries=(1, 3),
     callers=(1, 3), bench_pairs=2, bench_tokens=8, expert_width=64,
 )  # fmt: skip

