@@ -241,6 +241,7 @@ def test_a_shutdown_gives_the_clock_back_and_the_next_boot_starts_it(fresh_conta
     program = build(fresh_container, "/opt/llama.cpp/build/bin")
     service.configure(hold_seconds=60, libraries=program.parent / "libllama.so")
     service.systemctl("reload")
+    fresh_container.wait_for_journal(NAME, f"^attached {program.parent}/libllama.so")  # it makes one call only
     # A unit of its own, as an owner would have one, so that it takes part in the shutdown.
     server = f"(echo 'call 1'; sleep 1000) | {program} {service.flag}"
     fresh_container.run("systemd-run", "--unit=llama-server", "sh", "-c", server)
