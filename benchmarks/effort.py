@@ -12,10 +12,10 @@ class Effort:
     call_rounds: int = 7
     calls: int = 20_000
     latency_rounds: int = 3
-    latency_samples: int = 60  # in each round
+    latency_samples: int = 45  # in each round
     strangers: int = 8
-    rest_rounds: int = 3
-    rest_seconds: float = 20.0
+    rest_rounds: int = 2
+    rest_seconds: float = 15.0
     settle_seconds: float = 65.0
     starts: int = 12
     growth_batches: int = 3
