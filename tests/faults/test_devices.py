@@ -7,6 +7,7 @@ devfreq does is tried on an emulated board.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -159,9 +160,9 @@ def test_a_refused_write_is_said_once_and_tried_again(
 
 
 def replace(node: PlainNode, name: str, hz: int) -> None:
-    """Let the kernel change what an attribute reads: no program writes."""
-    (node.directory / "new").write_text(f"{hz}\n")
-    (node.directory / "new").rename(node.directory / name)
+    """Let the kernel change what an attribute reads: no program writes, and fanotify tells nothing of a mapping."""
+    with (node.directory / name).open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        content[:] = str(hz).encode().ljust(len(content), b"\n")
 
 
 def test_a_thermal_cap_below_the_floor_comes_and_goes(
