@@ -53,9 +53,8 @@ def main() -> None:
     if is_first and any(check.name in wanted for check in after_reboot.CHECKS):
         try:
             after_reboot.leave(board)
-        except Exception:  # of whatever kind: the check after the reboot tells
-            traceback.print_exc()
-        subprocess.run(["systemctl", "reboot"], check=True)
+        finally:  # where that has failed, the check after the reboot tells
+            subprocess.run(["systemctl", "reboot"], check=True)
     else:
         subprocess.run(["systemctl", "poweroff"], check=True)
 
