@@ -10,7 +10,8 @@ tree=$(cd "$here/../.." && pwd)
 # shellcheck source=tests/board/common.sh
 . "$here/common.sh"
 
-python=$1
+python=$(command -v "$1")
+[[ $python == /* ]] || python=$PWD/$python
 suite=bookworm
 suite_python=3.11
 disk=3G

@@ -1,13 +1,8 @@
 # shellcheck shell=bash
-# What both builders use: Debian's mirror, an apt of their own, and a cache outside the tree in which a finished thing
-# appears in one step.
+# What both builders use: Debian's mirror, and an apt of their own.
 
-cache=${MOE_GPU_STABILIZER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/moe-gpu-stabilizer}
-
-die() {
-    echo "${0##*/}: $1" >&2
-    exit 1
-}
+# shellcheck source=tests/cache.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../cache.sh"
 
 packages=(qemu-system-arm ipxe-qemu mmdebstrap arch-test qemu-user-static binfmt-support e2fsprogs gcc-aarch64-linux-gnu
     libc6-dev-arm64-cross make cpio kmod debian-archive-keyring)
@@ -31,40 +26,6 @@ debian_mirror() {
         sed -n '/security/d; s/^Debian //p' | head -n 1)
     [ -n "$mirror" ] || die "apt knows no mirror of Debian"
     echo "$mirror"
-}
-
-# usage: cached NAME BUILD      calls "BUILD DIRECTORY" where NAME is not in the cache yet; prints its path
-# With ONLY_IF_CACHED=1 in the environment it fails instead.
-cached() {
-    local home=$cache/$1 work
-    mkdir -p "$cache"
-    # Two test runs may want it at once: one builds, the other waits for it.
-    exec 9>"$home.lock"
-    flock 9
-    if [ ! -d "$home" ]; then
-        [ -z "${ONLY_IF_CACHED:-}" ] || exit 1
-        work=$(mktemp -d "$cache/building.XXXXXX")
-        # shellcheck disable=SC2064 # this very directory
-        trap "rm -rf '$work'" EXIT
-        chmod 755 "$work"
-        mkdir "$work/new"
-        # A shell of its own: errexit is off in what stands before "||".
-        (trap - EXIT && cd "$work" && "$2" "$work/new") >"$home.log" 2>&1 9>&- &
-        wait $! || {
-            tail -n 30 "$home.log" >&2
-            die "that did not work; the whole log: $home.log"
-        }
-        mv "$work/new" "$home"
-    fi
-    echo "$home"
-}
-
-# usage: key FILE_OR_WORD...      what decides the result
-key() {
-    local one
-    for one in "$@"; do
-        if [ -f "$one" ]; then cat "$one"; else echo "$one"; fi
-    done | sha256sum | cut -c1-12
 }
 
 # Sets up an apt below the current directory, for other releases and machines than this one; fetch() takes packages

@@ -13,24 +13,13 @@ aarch64) package=linux-arm64 ;;
     exit 1
     ;;
 esac
-cache=${MOE_GPU_STABILIZER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/moe-gpu-stabilizer}
-home=$cache/node-llama-cpp-$version-$package
-mkdir -p "$cache"
+# shellcheck source=tests/cache.sh
+. "$(dirname "$0")/../cache.sh"
 
-exec 9>"$home.lock"
-flock 9
-if [ ! -e "$home/complete" ]; then
-    work=$(mktemp -d "$cache/fetch.XXXXXX")
-    trap 'rm -rf "$work"' EXIT
-    (cd "$work" && npm pack --silent "@node-llama-cpp/$package@$version") >"$home.log" 2>&1 9>&- || {
-        tail -n 30 "$home.log" >&2
-        echo "fetch-older.sh: npm could not fetch @node-llama-cpp/$package" >&2
-        exit 1
-    }
-    tar -xzf "$work"/*.tgz -C "$work"
-    rm -rf "$home"
-    mkdir "$home"
-    cp -a "$work/package/bins/$package/." "$home/"
-    touch "$home/complete"
-fi
-echo "$home"
+fetch() {
+    npm pack --silent "@node-llama-cpp/$package@$version"
+    tar -xzf ./*.tgz
+    cp -a "package/bins/$package/." "$1"
+}
+
+cached "node-llama-cpp-$version-$package" fetch

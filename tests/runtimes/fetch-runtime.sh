@@ -22,10 +22,8 @@ trixie)
     ;;
 esac
 architecture=$(dpkg --print-architecture)
-key=$(sha256sum - "$0" <<<"$architecture" | sha256sum | cut -c1-12)
-cache=${MOE_GPU_STABILIZER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/moe-gpu-stabilizer}
-home=$cache/runtime-$suite-$key
-mkdir -p "$cache"
+# shellcheck source=tests/cache.sh
+. "$(dirname "$0")/../cache.sh"
 
 # apt with sources and a state of its own, so that it checks signatures and sums, and the machine's stays as it is.  It
 # takes no package for installed, so all that a package needs is fetched.
@@ -50,14 +48,12 @@ mirror() {
         awk '$3 == "main" && $2 !~ /-/ { site = $1 } END { print site }'
 }
 
+# usage: fetch DIRECTORY
 fetch() {
-    local work=$1 root=$1/root site library interpreter
+    local root=$1 work=$PWD site library interpreter
     site=$(mirror)
-    [ -n "$site" ] || { apt-get -qq update && site=$(mirror) && [ -n "$site" ]; } || {
-        echo "apt knows no mirror of Debian"
-        return 1
-    }
-    mkdir -p "$work"/{state/lists/partial,cache/archives/partial,root}
+    [ -n "$site" ] || { apt-get -qq update && site=$(mirror) && [ -n "$site" ]; } || die "apt knows no mirror of Debian"
+    mkdir -p "$work"/{state/lists/partial,cache/archives/partial}
     touch "$work/status"
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $site $suite main" >"$work/sources.list"
     apt "$work" update
@@ -77,23 +73,6 @@ fetch() {
         patchelf --set-interpreter "$home/${interpreter#"$root/"}" --force-rpath --set-rpath "$home/libraries" \
             "$(readlink -f "$root/usr/bin/python3")"
     }
-    rm -rf "$home"
-    mv "$root" "$home"
-    touch "$home/complete"
 }
 
-# Two test runs may want it at once: one fetches, the other waits for it.
-exec 9>"$home.lock"
-flock 9
-if [ ! -e "$home/complete" ]; then
-    work=$(mktemp -d "$cache/fetch.XXXXXX")
-    trap 'rm -rf "$work"' EXIT
-    # A shell of its own: errexit does not hold within an "if" or left of "||".
-    (fetch "$work") >"$home.log" 2>&1 9>&- &
-    wait $! || {
-        tail -n 30 "$home.log" >&2
-        echo "fetch-runtime.sh: the packages of $suite could not be had; the whole log: $home.log" >&2
-        exit 1
-    }
-fi
-echo "$home"
+cached "runtime-$suite-$(key "$0" "$architecture")" fetch
