@@ -164,10 +164,15 @@ def _answer(function: Callable[[], Any], writer: int) -> None:
 
 
 def limit_memory() -> None:
-    """A file that lies about its sizes may cost this much. Whoever started us may have allowed less."""
+    """A file that lies about its sizes may cost this much. Whoever started us may have allowed less.
+
+    This much more than what it was born with: the limit is one of addresses, and the parent's threads reserve many.
+    """
+    with open("/proc/self/statm", "rb") as statm:
+        inherited_bytes = int(statm.read().split()[0]) * resource.getpagesize()  # proc(5)
+    wanted = inherited_bytes + CHILD_MEMORY_BYTES
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    allowed = CHILD_MEMORY_BYTES if most == resource.RLIM_INFINITY else min(CHILD_MEMORY_BYTES, most)
-    resource.setrlimit(resource.RLIMIT_AS, (allowed, most))
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
 def limit_cpu(seconds: int) -> None:

@@ -70,16 +70,23 @@ class Worker:
         """Start it. Raises RuntimeError where there is no memory or process left."""
         self.share = NOBODY  # whose fault it is that it was left behind
         self.tasks: SimpleQueue[Task | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread = threading.Thread(target=run_all, args=(self.tasks,), daemon=True)
         self._thread.start()
+
+    def __del__(self) -> None:
+        """Nobody is left who could give it another task."""
+        self.tasks.put(None)
 
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def _work(self) -> None:
-        while (task := self.tasks.get()) is not None:
-            task.run()
+
+def run_all(tasks: SimpleQueue[Task | None]) -> None:
+    """A worker's thread, which knows the worker's tasks but not the worker: that would keep it for ever."""
+    while (task := tasks.get()) is not None:
+        task.run()
+        del task  # with all that it holds on to, until there is another one
 
 
 class Patience:

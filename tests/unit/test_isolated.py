@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import signal
@@ -116,7 +117,13 @@ def test_a_signal_to_the_child_ends_it_and_is_not_taken_for_the_daemons(told: in
 
 def test_a_child_that_wants_all_memory_gets_none() -> None:
     with pytest.raises(ChildError, match="without an answer"):
-        call_in_child(lambda: len(bytearray(CHILD_MEMORY_BYTES)), PATIENT_SECONDS)
+        call_in_child(lambda: len(bytearray(2 * CHILD_MEMORY_BYTES)), PATIENT_SECONDS)
+
+
+def test_a_child_has_its_memory_whatever_its_parent_has_reserved() -> None:
+    """Each thread of the parent reserves some 70 MB of addresses, and uses next to nothing of them."""
+    with mmap.mmap(-1, 2 * CHILD_MEMORY_BYTES, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ):
+        assert call_in_child(lambda: len(bytearray(CHILD_MEMORY_BYTES // 2)), PATIENT_SECONDS) > 0
 
 
 def test_a_child_that_leaves_gives_no_answer() -> None:

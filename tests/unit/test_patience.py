@@ -77,6 +77,14 @@ def test_a_user_who_keeps_us_waiting_again_and_again_is_out_and_others_are_not(r
     wait_until(lambda: not patience.is_out(share=1000), "all threads ended")
 
 
+def test_the_thread_ends_with_whom_it_worked_for() -> None:
+    def thread_of(patience: Patience) -> threading.Thread:
+        return patience.call(threading.current_thread)
+
+    thread = thread_of(Patience())
+    wait_until(lambda: not thread.is_alive(), "the thread's end")
+
+
 # Processes whose maps cannot be read: a pipe that nobody writes to keeps its reader waiting as well.
 
 
