@@ -1,6 +1,6 @@
 """Measure all that DESIGN promises of the program's cost, and write the results into docs/.
 
-    .venv/bin/python -m benchmarks        as root, after ./install.sh --test; about a quarter of an hour
+    .venv/bin/python -m benchmarks        as root, after ./install.sh --test; about twenty minutes
 
 Exit status: 0 where every budget is met, 1 where one is missed (the table marks it), 2 where something is not there
 that the benchmark needs. Run it on a machine that does nothing else.

@@ -15,7 +15,7 @@ class Effort:
     latency_samples: int = 45  # in each round
     strangers: int = 8
     rest_rounds: int = 2
-    rest_seconds: float = 15.0
+    rest_seconds: float = 60.0  # as long as the time between two looks at a process
     settle_seconds: float = 65.0
     starts: int = 12
     growth_batches: int = 3

@@ -31,7 +31,7 @@ GROUP = "One rebind tick when nothing has changed"
 TICK_NS = 5_000_000_000
 NS_PER_MS = 1e6
 
-# A process is looked at again after 1, 2, 4 ... seconds, and at last once a minute.
+# A process is asked again how large it is after 1, 2, 4 ... seconds, and at last every half minute.
 SETTLED_TICKS = 24
 PROCESSES, LIBRARIES = 1_000, 50
 MOST_MS = 20.0

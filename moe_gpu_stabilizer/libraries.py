@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from .elf import Offsets
 from .files import FileId, Place, Version
+from .listings import Listings
 from .mounts import Mounts
 from .processes import PROC
 from .reach import Reached, expand
@@ -88,6 +89,7 @@ class Finder:
         self.reader = Reader()
         self._visits = Visits(self.mounts, proc)
         self._places = tuple(places)
+        self._listings = Listings()
         self._lying: list[Lying] = []
         self._refused: dict[str, dict[str, str]] = {}  # by configured pattern: which places may not be touched
 
@@ -146,12 +148,13 @@ class Finder:
     def _look_around(self) -> None:
         """Note the files that match a configured pattern or lie in a usual place."""
         self._lying, self._refused = [], {}
+        self._listings.begin_turn()
         for pattern in self.patterns:
-            for one in expand(pattern, self.mounts, partial(self._refuse, pattern)):
+            for one in expand(pattern, self.mounts, self._listings, partial(self._refuse, pattern)):
                 self._lying.append(Lying.of(one, Standing.CONFIGURED, pattern))
         for pattern in self._places:
             # Somebody's home may lie on a server; that is worth no line before a library is in use there.
-            for one in expand(pattern, self.mounts, lambda _path, _kind: None):
+            for one in expand(pattern, self.mounts, self._listings, lambda _path, _kind: None):
                 roots_own = one.status.st_uid == 0 and not pattern.startswith("/home/")
                 self._lying.append(Lying.of(one, Standing.USUAL if roots_own else Standing.USED, pattern))
 

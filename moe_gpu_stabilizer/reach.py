@@ -7,8 +7,6 @@ before; the handle is checked, and only then asked what it is. Nothing can be pu
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
 import glob
 import os
 import re
@@ -17,14 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from .listings import Listings
 from .mounts import MayNotAnswerError, Mounts
 
 HANDLE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 # As many as the kernel follows on one path.
 MOST_LINKS = 40
-# Anybody may fill a folder of their own, and it is looked through at every tick: 20 ms for as many names, 5 ms for as
-# many matches. A /usr/lib/*-linux-gnu has some 5,000 names, of which one or two match; a /home may have a thousand.
-MOST_NAMES, MOST_MATCHES_BUT_IN_ROOTS = 20_000, 256
 
 # Links of /proc that lead straight to a file, or to another root, past all names.
 TO_FILE = re.compile(r"/proc/(?:\d+|self)/(?:exe|map_files/[0-9a-f]+-[0-9a-f]+)$")
@@ -52,7 +48,7 @@ def reached(path: str, mounts: Mounts) -> Iterator[int]:
         os.close(descriptor)
 
 
-def expand(pattern: str, mounts: Mounts, refused: Callable[[str, str], None]) -> Iterator[Reached]:
+def expand(pattern: str, mounts: Mounts, listings: Listings, refused: Callable[[str, str], None]) -> Iterator[Reached]:
     """Yield the regular files that a glob leads to, or the path itself: a file's own name may have brackets in it.
 
     `refused` is told of each place where nobody may answer, and of its kind.
@@ -60,7 +56,8 @@ def expand(pattern: str, mounts: Mounts, refused: Callable[[str, str], None]) ->
     found = False
     if glob.has_magic(pattern):
         with _walk("/", "/", mounts) as walk:
-            for one in walk.expand(walk.root, "", [part for part in pattern.split("/") if part], refused):
+            parts = [part for part in pattern.split("/") if part]
+            for one in walk.expand(walk.root, "", parts, listings, refused):
                 found = True
                 yield one
     if not found:
@@ -149,10 +146,10 @@ class _Walk:
         return self.follow(folder, target, links)
 
     def expand(
-        self, folder: int, done: str, parts: list[str], refused: Callable[[str, str], None]
+        self, folder: int, done: str, parts: list[str], listings: Listings, refused: Callable[[str, str], None]
     ) -> Iterator[Reached]:
         part, *rest = parts
-        names = self._names(folder, part) if glob.has_magic(part) else [part]
+        names = listings.names(folder, part) if glob.has_magic(part) else [part]
         for name in names:
             path = f"{done}/{name}"
             try:
@@ -163,20 +160,6 @@ class _Walk:
             except OSError:  # a dangling link, a loop, gone since
                 continue
             try:
-                yield from self.expand(there, path, rest, refused) if rest else _regular(path, there)
+                yield from self.expand(there, path, rest, listings, refused) if rest else _regular(path, there)
             finally:
                 os.close(there)
-
-    def _names(self, folder: int, part: str) -> list[str]:
-        matches = re.compile(fnmatch.translate(part)).match
-        names: list[str] = []
-        with contextlib.suppress(OSError):  # no folder, or closed to us
-            listing = os.open(f"/proc/self/fd/{folder}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                with os.scandir(listing) as entries:
-                    for _, entry in zip(range(MOST_NAMES), entries, strict=False):
-                        if matches(entry.name) and (part.startswith(".") or not entry.name.startswith(".")):
-                            names.append(entry.name)
-            finally:
-                os.close(listing)
-        return sorted(names)[: MOST_NAMES if os.fstat(folder).st_uid == 0 else MOST_MATCHES_BUT_IN_ROOTS]

@@ -14,20 +14,23 @@ from .patience import NOBODY, KeptWaitingError, Patience
 from .processes import PROC, ProcessVanishedError, every_pid_and_inode, read_proc, user_id_of
 from .shares import share_of
 
-# A process may load the library long after its start (a Python program that imports a binding). It is looked at when
-# it is new, again whenever the time it is known for has doubled, and at last about once a minute.
+# A process may load the library long after its start (a Python program that imports a binding). It is asked how large
+# it is when it is new, again whenever the time it is known for has doubled, and at last every 15 to 30 seconds.
 FIRST_REVISIT_NS = 1_000_000_000
-LAST_REVISIT_NS = 60_000_000_000
+LAST_REVISIT_NS = 30_000_000_000
 NEVER_NS = 1 << 62
 
-# A process whose memory is as large as it was has mapped nothing since. To ask for that costs a tenth of a look. It may
-# also have mapped just as much as it has let go of, so every eighth time it is looked at all the same.
-MOST_PASSED_OVER = 7
+# One whose memory is as large as it was has mapped nothing since. To ask for that costs a tenth of a look at what it
+# has mapped. It may also have let go of just as much, so every sixteenth time it is looked at all the same.
+MOST_PASSED_OVER = 15
 
-# Looks at such processes wait for company, or until there are so many of them, but no longer than this: each round of
-# looks hands over to another thread and back, which are two wake-ups.
+# A thread of the kernel's, or a process that has ended and is not waited for.
+NO_MEMORY = b"0"
+
+# Looks at processes that are no longer young wait for company, or until there are so many of them, but no longer than
+# this: each round of looks hands over to another thread and back, which are two wake-ups.
 MANY_WAITING = 16
-LONGEST_WAIT_NS = LAST_REVISIT_NS
+LONGEST_WAIT_NS = 25_000_000_000
 
 # What is remembered of one user's processes: a file of a process takes about 1 KB. A thousand llama-servers have five
 # each. The files of processes beyond that are not looked at.
@@ -87,12 +90,16 @@ class Visits:
             due = self._round(due)
 
     def _is_due(self, pid: int, visit: Visit, now_ns: int) -> bool:
-        """Is it worth a look now? Plans the next one. Nothing that is asked here keeps us waiting."""
+        """Is it to be looked at now? Plans when to ask again. Nothing that is asked here keeps us waiting."""
         asked_for = not visit.next_ns
         wait_ns = min(max(now_ns - visit.known_since_ns, FIRST_REVISIT_NS), LAST_REVISIT_NS)
         # Spread by pid, or all that was there at the start would be visited in the same tick for ever.
         visit.next_ns = now_ns + wait_ns - wait_ns // 2 * (pid % 64) // 64
-        return (self._needs_look(pid, visit, now_ns) or asked_for) and self._may_look(pid, visit)
+        may_have_mapped = self._may_have_mapped(pid, visit)
+        is_young = wait_ns < LAST_REVISIT_NS
+        if may_have_mapped and not asked_for and not is_young:
+            self._waiting.setdefault(pid, now_ns)
+        return (asked_for or (may_have_mapped and is_young)) and self._may_look(pid, visit)
 
     def _end_waiting(self, now_ns: int, due: set[int]) -> list[int]:
         """Which looks that wait for company are now due, too?"""
@@ -173,7 +180,7 @@ class Visits:
     def _visit(self, pid: int, visit: Visit) -> None:
         try:
             self._look(self._proc / str(pid), visit)
-        except FileNotFoundError:  # a kernel thread has no executable
+        except FileNotFoundError:  # it is ending, and has let go of its memory
             visit.next_ns = NEVER_NS
         except ProcessVanishedError:
             visit.size = b""
@@ -181,19 +188,20 @@ class Visits:
             visit.size = b""
             visit.readable = False
 
-    def _needs_look(self, pid: int, visit: Visit, now_ns: int) -> bool:
-        """Does it use more or less memory than when it was looked at? One passed over for long waits for company."""
+    def _may_have_mapped(self, pid: int, visit: Visit) -> bool:
+        """Does it use more or less memory than when it was looked at, or is it the sixteenth time that we ask?"""
         before = visit.size
         try:
             visit.size = read_proc(self._proc / str(pid) / "statm").split(maxsplit=1)[0]  # in pages (proc(5))
         except (ProcessVanishedError, OSError, IndexError):
             return True
-        if not before:  # so that not all that are there at the start have their eighth time together
+        if visit.size == NO_MEMORY:
+            visit.next_ns = NEVER_NS
+            return False
+        if not before:  # so that not all that are there at the start have their sixteenth time together
             visit.passed_over = pid % (MOST_PASSED_OVER + 1)
-        elif visit.size == before:
-            visit.passed_over = (visit.passed_over + 1) % (MOST_PASSED_OVER + 1)
-            if not visit.passed_over:
-                self._waiting.setdefault(pid, now_ns)
+        elif visit.size == before and visit.passed_over < MOST_PASSED_OVER:
+            visit.passed_over += 1
             return False
         else:
             visit.passed_over = 0

@@ -334,16 +334,16 @@ def test_a_library_loaded_late_is_found_when_the_process_is_visited_again(
     assert len(finder.scan(FIRST_REVISIT_NS)) == 1
 
 
-def test_visits_become_rarer_with_age_up_to_one_a_minute(proc: Proc, program: Path) -> None:
+def test_visits_become_rarer_with_age_up_to_one_in_half_a_minute(proc: Proc, program: Path) -> None:
     proc.start(64, program)
     finder = Finder((), (), proc.directory)
     visited_s = []
-    for now_s in range(300):
+    for now_s in range(150):
         before_ns = finder.visits[64].next_ns if 64 in finder.visits else 0
         finder.scan(now_s * SECOND_NS)
         if finder.visits[64].next_ns != before_ns:
             visited_s.append(now_s)
-    assert visited_s == [0, 1, 2, 4, 8, 16, 32, 64, 124, 184, 244]
+    assert visited_s == [0, 1, 2, 4, 8, 16, 32, 62, 92, 122]
 
 
 def test_processes_of_one_age_are_not_all_visited_at_once(proc: Proc, program: Path) -> None:
@@ -358,61 +358,62 @@ def test_processes_of_one_age_are_not_all_visited_at_once(proc: Proc, program: P
     assert min(due_ns) > 100 * SECOND_NS + LAST_REVISIT_NS // 2
 
 
-def test_a_process_whose_memory_has_not_changed_is_passed_over_seven_times(
+def write_size(proc: Proc, pid: int, pages: int) -> None:
+    (proc.directory / str(pid) / "statm").write_text(f"{pages} 200 100 1 0 300 0\n")
+
+
+def test_a_process_whose_memory_has_not_changed_is_passed_over_fifteen_times(
     compiled: Path, tmp_path: Path, proc: Proc, program: Path
 ) -> None:
     """As if it had mapped the library and let go of just as much."""
-    library = copy(compiled, tmp_path / "libllama.so")
-    proc.start(8, program)
-    size = proc.directory / "8" / "statm"
-    size.write_text("1000 200 100 1 0 300 0\n")
+    proc.start(16, program)
+    write_size(proc, 16, 1000)
     finder = Finder((), (), proc.directory)
     finder.scan(0)
-    proc.map(8, library)
-    for minute in range(1, 8):
-        assert finder.scan(minute * 100 * SECOND_NS) == {}
-    assert finder.scan(800 * SECOND_NS) == {}, "it waits for company"
-    assert len(finder.scan(800 * SECOND_NS + LONGEST_WAIT_NS)) == 1
+    proc.map(16, copy(compiled, tmp_path / "libllama.so"))
+    for turn in range(1, 16):
+        assert finder.scan(turn * 100 * SECOND_NS) == {}
+    assert finder.scan(1600 * SECOND_NS) == {}, "it waits for company"
+    assert finder.scan(1600 * SECOND_NS + LONGEST_WAIT_NS - 1) == {}
+    assert len(finder.scan(1600 * SECOND_NS + LONGEST_WAIT_NS)) == 1
 
 
-@pytest.mark.parametrize("company", ["a new process", "many that wait"])
-def test_looks_at_processes_that_have_not_changed_wait_for_company(
+@pytest.mark.parametrize("company", ["nobody", "a new process", "many that wait"])
+def test_looks_at_processes_that_are_no_longer_young_wait_for_company(
     compiled: Path, tmp_path: Path, proc: Proc, program: Path, company: str
 ) -> None:
     """Each round of looks hands over to another thread and back: two wake-ups."""
-    library = copy(compiled, tmp_path / "libllama.so")
-    waiting = range(8, 8 + 8 * (1 if company == "a new process" else MANY_WAITING), 8)
+    waiting = range(64, 64 + 64 * (MANY_WAITING if company == "many that wait" else 1), 64)
     for pid in waiting:
         proc.start(pid, program)
-        (proc.directory / str(pid) / "statm").write_text("1000 200 100 1 0 300 0\n")
+        write_size(proc, pid, 1000)
     finder = Finder((), (), proc.directory)
     finder.scan(0)
-    proc.map(8, library)
-    for minute in range(1, 8):
-        assert finder.scan(minute * 100 * SECOND_NS) == {}
+    finder.scan(100 * SECOND_NS)
+    proc.map(64, copy(compiled, tmp_path / "libllama.so"))
+    for pid in waiting:
+        write_size(proc, pid, 1001)
     if company == "a new process":
-        assert finder.scan(800 * SECOND_NS) == {}
         proc.start(9, program)
-    assert len(finder.scan(801 * SECOND_NS)) == 1
+    assert len(finder.scan(130 * SECOND_NS)) == (0 if company == "nobody" else 1)
+    assert len(finder.scan(130 * SECOND_NS + LONGEST_WAIT_NS)) == 1
 
 
-def test_a_process_whose_memory_has_changed_or_that_calls_is_looked_at(
-    compiled: Path, tmp_path: Path, proc: Proc, program: Path
+@pytest.mark.parametrize("happens", ["it is young, and grows", "it calls"])
+def test_a_process_that_calls_or_is_young_and_has_grown_is_looked_at_now(
+    compiled: Path, tmp_path: Path, proc: Proc, program: Path, happens: str
 ) -> None:
-    for pid, happens in ((8, "grows"), (16, "calls")):
-        proc.start(pid, program)
-        size = proc.directory / str(pid) / "statm"
-        size.write_text("1000 200 100 1 0 300 0\n")
-        finder = Finder((), (), proc.directory)
-        finder.scan(0)
-        proc.map(pid, copy(compiled, tmp_path / f"{pid}/libllama.so"))
-        if happens == "grows":
-            size.write_text("1001 200 100 1 0 300 0\n")
-        else:
-            finder.visit_soon(pid)
-        assert [library.place.path for library in finder.scan(100 * SECOND_NS).values()][-1].endswith(
-            f"{pid}/libllama.so"
-        )
+    proc.start(8, program)
+    write_size(proc, 8, 1000)
+    finder = Finder((), (), proc.directory)
+    finder.scan(0)
+    finder.scan(SECOND_NS if happens == "it is young, and grows" else 100 * SECOND_NS)
+    proc.map(8, copy(compiled, tmp_path / "libllama.so"))
+    if happens == "it is young, and grows":
+        write_size(proc, 8, 1001)
+    else:
+        finder.visit_soon(8)
+    assert len(finder.scan(3 * SECOND_NS if happens == "it is young, and grows" else 101 * SECOND_NS)) == 1
 
 
 def test_a_new_process_with_an_old_pid_is_new(compiled: Path, tmp_path: Path, proc: Proc, program: Path) -> None:
@@ -505,13 +506,27 @@ def test_what_is_remembered_of_one_users_processes_is_bounded(
     assert f"{tmp_path}/18/libllama.so" in found
 
 
-def test_a_kernel_thread_is_looked_at_once(proc: Proc) -> None:
+@pytest.mark.parametrize("pages", [0, 1000], ids=["a kernel thread", "it is just ending"])
+def test_what_has_no_memory_is_asked_once(proc: Proc, pages: int) -> None:
     proc.start(2, Path("nowhere"))
+    write_size(proc, 2, pages)
     (proc.directory / "2/exe").unlink()
     finder = Finder((), (), proc.directory)
-    finder.scan(0)
+    finder.scan(SECOND_NS)
     assert finder.visits[2].next_ns > 1000 * LAST_REVISIT_NS
     assert finder.visits[2].uses == {}
+    assert finder.visits[2].readable
+
+
+def test_kernel_threads_wake_no_other_thread_for_a_look(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come and go all the time."""
+    looked_at: list[int] = []
+    monkeypatch.setattr(visits.Visits, "_visit", lambda self, pid, visit: looked_at.append(pid))
+    finder = Finder((), (), proc.directory)
+    proc.start(2, Path("nowhere"))
+    write_size(proc, 2, 0)
+    finder.scan(SECOND_NS)
+    assert looked_at == []
 
 
 def test_a_process_that_cannot_be_looked_at_does_not_hide_the_others(

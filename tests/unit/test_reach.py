@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from moe_gpu_stabilizer.listings import MOST_MATCHES_BUT_IN_ROOTS, Listings
 from moe_gpu_stabilizer.mounts import Mounts
-from moe_gpu_stabilizer.reach import MOST_MATCHES_BUT_IN_ROOTS, expand, open_for_reading, reached
+from moe_gpu_stabilizer.reach import expand, open_for_reading, reached
 
 
 def never(path: str, kind: str) -> None:
@@ -59,16 +60,16 @@ def tree(tmp_path: Path) -> Path:
     ],
 )  # fmt: skip
 def test_a_glob_leads_where_pythons_own_does(tree: Path, mounts: Mounts, pattern: str) -> None:
-    found = {one.path: one.real for one in expand(f"{tree}/{pattern}", mounts, never)}
+    found = {one.path: one.real for one in expand(f"{tree}/{pattern}", mounts, Listings(), never)}
     paths = [path for path in glob.glob(f"{tree}/{pattern}") if os.path.isfile(path)]
     assert {os.path.normpath(path): real for path, real in found.items()} == {
         os.path.normpath(path): os.path.realpath(path) for path in paths
     }
-    assert all(one.status == os.stat(one.path) for one in expand(f"{tree}/{pattern}", mounts, never))
+    assert all(one.status == os.stat(one.path) for one in expand(f"{tree}/{pattern}", mounts, Listings(), never))
 
 
 def test_a_name_with_brackets_in_it_is_found_as_it_is(tree: Path, mounts: Mounts) -> None:
-    assert [one.path for one in expand(f"{tree}/c [1]/lib.so", mounts, never)] == [f"{tree}/c [1]/lib.so"]
+    assert [one.path for one in expand(f"{tree}/c [1]/lib.so", mounts, Listings(), never)] == [f"{tree}/c [1]/lib.so"]
 
 
 def test_a_folder_that_somebody_has_filled_costs_a_bounded_time(tmp_path: Path, mounts: Mounts) -> None:
@@ -77,9 +78,9 @@ def test_a_folder_that_somebody_has_filled_costs_a_bounded_time(tmp_path: Path, 
     os.chown(full, 65534, 65534)
     for number in range(2 * MOST_MATCHES_BUT_IN_ROOTS):
         (full / f"libllama.so.{number}").touch()
-    assert len(list(expand(f"{full}/*", mounts, never))) == MOST_MATCHES_BUT_IN_ROOTS
+    assert len(list(expand(f"{full}/*", mounts, Listings(), never))) == MOST_MATCHES_BUT_IN_ROOTS
     os.chown(full, 0, 0)
-    assert len(list(expand(f"{full}/*", mounts, never))) == 2 * MOST_MATCHES_BUT_IN_ROOTS
+    assert len(list(expand(f"{full}/*", mounts, Listings(), never))) == 2 * MOST_MATCHES_BUT_IN_ROOTS
 
 
 def test_what_is_held_stays_the_same_whatever_becomes_of_its_name(tree: Path, mounts: Mounts) -> None:
@@ -110,8 +111,8 @@ def test_links_of_proc_lead_past_all_names(tmp_path: Path, mounts: Mounts) -> No
 def test_nothing_stays_open(tree: Path, mounts: Mounts) -> None:
     before = os.listdir("/proc/self/fd")
     for pattern in ("*/*/*", "*", "a/bin/lib.so", "loop.so", "through-file", "none"):
-        list(expand(f"{tree}/{pattern}", mounts, never))
-    abandoned = expand(f"{tree}/*/*", mounts, never)
+        list(expand(f"{tree}/{pattern}", mounts, Listings(), never))
+    abandoned = expand(f"{tree}/*/*", mounts, Listings(), never)
     next(abandoned)
     del abandoned
     assert os.listdir("/proc/self/fd") == before
