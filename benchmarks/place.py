@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ IN_MEMORY = Path("/dev/shm")
 # Nothing else on the machine may count.
 HOLD_SECONDS = 0.25
 ENDS_SECONDS = 60
+ANSWERS_SECONDS = 2  # or it has not heard
 LINES_OF_A_FAILURE = 12
 CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED, of all threads
 
@@ -125,8 +126,15 @@ class Place:
             wait_until(lambda: node.min_hz == LOWEST_HZ, "the yardstick at rest")
             yield Watcher(node, (reader.pid, only_child(reader.pid)), took_seconds)
         finally:
-            reader.send_signal(signal.SIGTERM)
-            reader.wait(ENDS_SECONDS)
+            wait_until(lambda: is_ended(reader), "the yardstick's end", ENDS_SECONDS)
+
+
+def is_ended(reader: subprocess.Popen[bytes]) -> bool:
+    """Ask the yardstick to end. Again, if need be: bpftrace does not hear a signal just before it begins to wait."""
+    reader.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        reader.wait(ANSWERS_SECONDS)
+    return reader.returncode is not None
 
 
 class Watcher:
