@@ -14,18 +14,15 @@ from .patience import NOBODY, KeptWaitingError, Patience
 from .processes import PROC, ProcessVanishedError, every_pid_and_inode, read_proc, user_id_of
 from .shares import share_of
 
-# A process may load the library long after its start (a Python program that imports a binding). It is asked how large
-# it is when it is new, again whenever the time it is known for has doubled, and at last every 15 to 30 seconds.
+# A process may load the library long after its start (a Python program that imports a binding). It is asked how much
+# it maps when it is new, again whenever the time it is known for has doubled, and at last every 15 to 30 seconds.
 FIRST_REVISIT_NS = 1_000_000_000
 LAST_REVISIT_NS = 30_000_000_000
 NEVER_NS = 1 << 62
 
-# One whose memory is as large as it was has mapped nothing since. To ask for that costs a tenth of a look at what it
-# has mapped. It may also have let go of just as much, so every sixteenth time it is looked at all the same.
+# One that maps as much as it did has mapped nothing since. To ask for that costs a tenth of a look at what it maps. It
+# may also have let go of just as much, so every sixteenth time it is looked at all the same.
 MOST_PASSED_OVER = 15
-
-# A thread of the kernel's, or a process that has ended and is not waited for.
-NO_MEMORY = b"0"
 
 # Looks at processes that are no longer young wait for company, or until there are so many of them, but no longer than
 # this: each round of looks hands over to another thread and back, which are two wake-ups.
@@ -48,7 +45,7 @@ class Visit:
     refused: dict[str, str] = field(default_factory=dict)  # files that may not be touched, with the kind of their place
     readable: bool = True
     share: int = 0
-    size: bytes = b""  # of its memory, before it was looked at
+    mapped_pages: int | None = None  # before it was looked at; None: to be looked at in any case
     passed_over: int = 0  # times in a row
 
 
@@ -117,7 +114,7 @@ class Visits:
             visit.share = share_of(user_id_of(pid, self._proc))
             if not self._patience.is_out(visit.share):
                 return True
-        visit.size = b""
+        visit.mapped_pages = None
         return False
 
     def _round(self, due: list[int]) -> list[int]:
@@ -135,7 +132,7 @@ class Visits:
             this_round.is_over = True
             left = due[len(this_round.begun) :]
             for pid in left:  # not to be passed over next time
-                self.by_pid[pid].size = b""
+                self.by_pid[pid].mapped_pages = None
             # Where none has begun, the machine is too busy to look at any.
             return [pid for pid in left if self.by_pid[pid].share != culprit()] if this_round.begun else []
         return []
@@ -183,24 +180,24 @@ class Visits:
         except FileNotFoundError:  # it is ending, and has let go of its memory
             visit.next_ns = NEVER_NS
         except ProcessVanishedError:
-            visit.size = b""
+            visit.mapped_pages = None
         except OSError:  # another user's, without root; or we are out of descriptors
-            visit.size = b""
+            visit.mapped_pages = None
             visit.readable = False
 
     def _may_have_mapped(self, pid: int, visit: Visit) -> bool:
-        """Does it use more or less memory than when it was looked at, or is it the sixteenth time that we ask?"""
-        before = visit.size
+        """Does it map more or less than when it was looked at, or is it the sixteenth time that we ask?"""
+        before = visit.mapped_pages
         try:
-            visit.size = read_proc(self._proc / str(pid) / "statm").split(maxsplit=1)[0]  # in pages (proc(5))
-        except (ProcessVanishedError, OSError, IndexError):
+            visit.mapped_pages = mapped_pages_of(self._proc / str(pid))
+        except (ProcessVanishedError, OSError, ValueError):
             return True
-        if visit.size == NO_MEMORY:
+        if not visit.mapped_pages:  # a thread of the kernel's, or a process that has ended and is not waited for
             visit.next_ns = NEVER_NS
             return False
-        if not before:  # so that not all that are there at the start have their sixteenth time together
+        if before is None:  # so that not all that are there at the start have their sixteenth time together
             visit.passed_over = pid % (MOST_PASSED_OVER + 1)
-        elif visit.size == before and visit.passed_over < MOST_PASSED_OVER:
+        elif visit.mapped_pages == before and visit.passed_over < MOST_PASSED_OVER:
             visit.passed_over += 1
             return False
         else:
@@ -211,9 +208,19 @@ class Visits:
         before = len(visit.uses) + len(visit.refused)
         room = MOST_USES_OF_A_USER - self._remembered[visit.share] + before
         if room <= 0:
-            visit.size = b""  # perhaps there is room next time
+            visit.mapped_pages = None  # perhaps there is room next time
             return
         refused: dict[str, str] = {}
         uses = dict(files_used_by(directory, self._mounts, refused.__setitem__))
         self._remembered[visit.share] += len(uses) + len(refused) - before
         visit.uses, visit.refused = uses, refused
+
+
+def mapped_pages_of(directory: Path) -> int:
+    """How much a process maps, in pages, without what it may write to for itself, such as its heap and stacks.
+
+    None of it: 0. Asks for no lock of the process. Raises ProcessVanishedError, OSError, and ValueError where it is
+    just ending.
+    """
+    size, _resident, _shared, _text, _library, data, *_ = read_proc(directory / "statm").split()  # proc(5)
+    return int(size) - int(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +16,9 @@ from moe_gpu_stabilizer.libraries import USUAL_PLACES, Finder, Library
 from moe_gpu_stabilizer.mappings import files_used_by
 from moe_gpu_stabilizer.mounts import Mounts
 from moe_gpu_stabilizer.reader import MOST_READ_AT_ONCE
-from moe_gpu_stabilizer.visits import FIRST_REVISIT_NS, LAST_REVISIT_NS, LONGEST_WAIT_NS, MANY_WAITING
+from moe_gpu_stabilizer.visits import (
+    FIRST_REVISIT_NS, LAST_REVISIT_NS, LONGEST_WAIT_NS, MANY_WAITING, mapped_pages_of,
+)  # fmt: skip
 from tests.workload import Workload, build_library, build_program, build_static
 
 SECOND_NS = 1_000_000_000
@@ -358,24 +361,36 @@ def test_processes_of_one_age_are_not_all_visited_at_once(proc: Proc, program: P
     assert min(due_ns) > 100 * SECOND_NS + LAST_REVISIT_NS // 2
 
 
-def write_size(proc: Proc, pid: int, pages: int) -> None:
-    (proc.directory / str(pid) / "statm").write_text(f"{pages} 200 100 1 0 300 0\n")
+def write_size(proc: Proc, pid: int, mapped_pages: int, heap_pages: int = 100) -> None:
+    pages = mapped_pages + heap_pages
+    (proc.directory / str(pid) / "statm").write_text(f"{pages} 200 100 1 0 {heap_pages} 0\n")
 
 
-def test_a_process_whose_memory_has_not_changed_is_passed_over_fifteen_times(
+def test_a_process_that_maps_as_much_as_before_is_passed_over_fifteen_times(
     compiled: Path, tmp_path: Path, proc: Proc, program: Path
 ) -> None:
-    """As if it had mapped the library and let go of just as much."""
+    """As if it had mapped the library and let go of just as much. What it does to its heap is no matter."""
     proc.start(16, program)
     write_size(proc, 16, 1000)
     finder = Finder((), (), proc.directory)
     finder.scan(0)
     proc.map(16, copy(compiled, tmp_path / "libllama.so"))
     for turn in range(1, 16):
+        write_size(proc, 16, 1000, heap_pages=100 + turn)
         assert finder.scan(turn * 100 * SECOND_NS) == {}
     assert finder.scan(1600 * SECOND_NS) == {}, "it waits for company"
     assert finder.scan(1600 * SECOND_NS + LONGEST_WAIT_NS - 1) == {}
     assert len(finder.scan(1600 * SECOND_NS + LONGEST_WAIT_NS)) == 1
+
+
+def test_a_library_counts_as_mapped_and_the_heap_does_not(compiled: Path) -> None:
+    """The kernel's own figures, of this process."""
+    before = mapped_pages_of(Path("/proc/self"))
+    with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE):
+        assert mapped_pages_of(Path("/proc/self")) == before
+    with compiled.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC):
+        assert mapped_pages_of(Path("/proc/self")) > before
+    assert mapped_pages_of(Path("/proc/2")) == 0, "a thread of the kernel's"
 
 
 @pytest.mark.parametrize("company", ["nobody", "a new process", "many that wait"])
@@ -509,7 +524,7 @@ def test_what_is_remembered_of_one_users_processes_is_bounded(
 @pytest.mark.parametrize("pages", [0, 1000], ids=["a kernel thread", "it is just ending"])
 def test_what_has_no_memory_is_asked_once(proc: Proc, pages: int) -> None:
     proc.start(2, Path("nowhere"))
-    write_size(proc, 2, pages)
+    write_size(proc, 2, pages, heap_pages=0)
     (proc.directory / "2/exe").unlink()
     finder = Finder((), (), proc.directory)
     finder.scan(SECOND_NS)
@@ -524,7 +539,7 @@ def test_kernel_threads_wake_no_other_thread_for_a_look(proc: Proc, monkeypatch:
     monkeypatch.setattr(visits.Visits, "_visit", lambda self, pid, visit: looked_at.append(pid))
     finder = Finder((), (), proc.directory)
     proc.start(2, Path("nowhere"))
-    write_size(proc, 2, 0)
+    write_size(proc, 2, 0, heap_pages=0)
     finder.scan(SECOND_NS)
     assert looked_at == []
 
