@@ -17,7 +17,11 @@ from moe_gpu_stabilizer.mappings import files_used_by
 from moe_gpu_stabilizer.mounts import Mounts
 from moe_gpu_stabilizer.reader import MOST_READ_AT_ONCE
 from moe_gpu_stabilizer.visits import (
-    FIRST_REVISIT_NS, LAST_REVISIT_NS, LONGEST_WAIT_NS, MANY_WAITING, mapped_pages_of,
+    FIRST_REVISIT_NS,
+    LAST_REVISIT_NS,
+    LONGEST_WAIT_NS,
+    MANY_WAITING,
+    mapped_pages_of,
 )  # fmt: skip
 from tests.workload import Workload, build_library, build_program, build_static
 
