@@ -181,7 +181,9 @@ class Visits:
             visit.next_ns = NEVER_NS
         except ProcessVanishedError:
             visit.mapped_pages = None
-        except OSError:  # another user's, without root; or we are out of descriptors
+        except PermissionError:  # another user's, without root; also tomorrow
+            visit.readable = False
+        except OSError:  # we are out of descriptors, say
             visit.mapped_pages = None
             visit.readable = False
 

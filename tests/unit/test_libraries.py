@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -535,6 +536,26 @@ def test_what_has_no_memory_is_asked_once(proc: Proc, pages: int) -> None:
     assert finder.visits[2].next_ns > 1000 * LAST_REVISIT_NS
     assert finder.visits[2].uses == {}
     assert finder.visits[2].readable
+
+
+@pytest.mark.parametrize(("error", "times"), [(errno.EACCES, 1), (errno.EMFILE, 3)], ids=["closed to us", "a shortage"])
+def test_what_cannot_be_looked_at_is_tried_again_where_there_is_hope(
+    proc: Proc, program: Path, monkeypatch: pytest.MonkeyPatch, error: int, times: int
+) -> None:
+    tried: list[Path] = []
+
+    def refuse(directory: Path, *_: object) -> None:
+        tried.append(directory)
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(visits, "files_used_by", refuse)
+    proc.start(16, program)
+    write_size(proc, 16, 1000)
+    finder = Finder((), (), proc.directory)
+    for second in range(1, 4):
+        finder.scan(second * SECOND_NS)
+    assert len(tried) == times
+    assert not finder.visits[16].readable
 
 
 def test_kernel_threads_wake_no_other_thread_for_a_look(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
