@@ -181,7 +181,7 @@ class Runtime:
                 # The floor waits for this: no buffer, no text layer.
                 if os.write(descriptor, text) != len(text):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(descriptor)
+                # And no fsync(): a power cut that takes what is not on the disk yet takes the raised clock, too.
             finally:
                 os.close(descriptor)
             os.rename(temporary, path)
