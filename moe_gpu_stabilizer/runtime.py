@@ -49,6 +49,8 @@ class Runtime:
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory or Path(os.environ.get("RUNTIME_DIRECTORY") or DEFAULT_DIRECTORY)
         self._raised = self.directory / "raised.json"
+        # As text: the floor waits for the one to become the other.
+        self._spare_name, self._raised_name = f"{self._raised}.new", str(self._raised)
         self._status = self.directory / "status.json"
         self._lock: int | None = None
         # What "raised.json" holds, and what its spare does, as far as this process wrote them.
@@ -108,7 +110,7 @@ class Runtime:
     def _rename_spare(self) -> bool:
         """False where the spare file has gone, or is refused: then it is written anew."""
         try:
-            os.rename(f"{self._raised}.new", self._raised)
+            os.rename(self._spare_name, self._raised_name)
         except OSError:
             return False
         self._saved, self._spare = self._spare, None
@@ -141,7 +143,7 @@ class Runtime:
         wait longer for a new file than for all else that is done here.
         """
         try:
-            os.rename(self._raised, f"{self._raised}.new")
+            os.rename(self._raised_name, self._spare_name)
             self._spare, self._saved = self._saved, None
         except FileNotFoundError:
             pass

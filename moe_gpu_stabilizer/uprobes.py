@@ -40,15 +40,18 @@ BPF_ANY = 0
 # probe.c has room for so many processes.
 MOST_PROCESSES = 4096
 
-# Which program runs at which function.
 # The kernel's own, for an instruction that it cannot step over; it is in no header of the C library.
 ENOTSUPP = 524
 
+# Which program runs at which function.
 PROGRAM_OF = {
     **dict.fromkeys(elf.CALLS, "on_call"),
     elf.GRAPH: "on_graph",
     elf.SECTION: "on_section",
 }
+
+# One that the ring buffer holds.
+RECORD = ctypes.c_char * WAKE.size
 
 # struct bpf_insn, and the source register that marks an ld_imm64 as "this is a map's descriptor".
 INSTRUCTION_BYTES = 8
@@ -77,7 +80,7 @@ class Probe:
         self._bcc = load_library()
         self._fds: dict[str, int] = {}
         self._ringbuf: int | None = None
-        self._records: list[bytes] = []
+        self._wakes: list[Wake] = []
         # An exception inside a ctypes callback is printed, not raised: it only copies.
         self._callback = CALLBACK(self._copy_record)
         try:
@@ -137,15 +140,16 @@ class Probe:
         """What epoll waits on: readable when there are records."""
         return self._fds["wakes"]
 
-    def _copy_record(self, _context: int | None, data: int, size: int) -> int:
-        self._records.append(ctypes.string_at(data, size))
+    def _copy_record(self, _context: int | None, data: int, _size: int) -> int:
+        # Not string_at(), which is a foreign call of its own: the floor waits for this.
+        self._wakes.append(Wake._make(WAKE.unpack_from(RECORD.from_address(data))))
         return 0
 
     def read_wakes(self) -> list[Wake]:
         """Take what the kernel has said since the last call."""
         self._bcc.bpf_consume_ringbuf(self._ringbuf)
-        records, self._records = self._records, []
-        return [Wake._make(WAKE.unpack_from(record)) for record in records]
+        wakes, self._wakes = self._wakes, []
+        return wakes
 
     def configure(self, wake_interval_ns: int, min_turns: int = Settings.min_turns) -> None:
         """A process that counts wakes the daemon at most once in `wake_interval_ns`.
