@@ -101,17 +101,20 @@ class Node:
         """Not through pathlib and a text file, which takes five times as long: the floor waits for this."""
         flags |= os.O_CLOEXEC
         if self._handle is not None:
-            with contextlib.suppress(FileNotFoundError):  # another one may be in its place
+            try:
                 return os.open(attribute, flags, dir_fd=self._handle)
+            except FileNotFoundError:
+                pass  # another one may be in its place
         return os.open(f"{self.directory}/{attribute}", flags)
 
     def read(self, attribute: str) -> str:
         return self._read(attribute, MOST_BYTES).decode("ascii", "replace")
 
     def _read(self, attribute: str, most_bytes: int) -> bytes:
-        if attribute in self._held:
-            with contextlib.suppress(OSError):  # it has gone, and another one may be in its place
-                return os.pread(self._held[attribute], most_bytes, 0).strip()
+        try:  # a suppress() would cost more than the reading
+            return os.pread(self._held[attribute], most_bytes, 0).strip()
+        except (KeyError, OSError):
+            pass  # not held; or it has gone, and another one may be in its place
         try:
             descriptor = self._open(attribute, os.O_RDONLY)
             try:
