@@ -113,7 +113,7 @@ class Finder:
         and finish() called. `in_haste` it does not rest between readings.
         """
         self._visits.update(now_ns)
-        self._look_around()
+        self._look_around(now_ns)
         seen, standings = self._visits.used(), {}
         for lying in reversed(self._lying):  # what is configured has the last word
             seen[lying.version] = lying.place
@@ -145,10 +145,10 @@ class Finder:
     def _refuse(self, pattern: str, path: str, kind: str) -> None:
         self._refused.setdefault(pattern, {})[path] = kind
 
-    def _look_around(self) -> None:
+    def _look_around(self, now_ns: int) -> None:
         """Note the files that match a configured pattern or lie in a usual place."""
         self._lying, self._refused = [], {}
-        self._listings.begin_turn()
+        self._listings.begin_turn(now_ns)
         for pattern in self.patterns:
             for one in expand(pattern, self.mounts, self._listings, partial(self._refuse, pattern)):
                 self._lying.append(Lying.of(one, Standing.CONFIGURED, pattern))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import time
 from typing import NamedTuple
 
 # Anybody may fill a folder of their own: 20 ms for as many names, 5 ms for as many matches. Of a /usr/lib/*-linux-gnu
@@ -18,14 +17,16 @@ MOST_NAMES, MOST_MATCHES_BUT_IN_ROOTS = 20_000, 256
 MOST_REMEMBERED = 256
 
 # A file system may note the time of a change in steps of 2 s (vfat): of two changes in one step the second is not told
-# from the first.
+# from the first. A listing is trusted that was made so long after the change was first seen.
 STEP_NS = 4_000_000_000
 
 
 class Names(NamedTuple):
-    """The names that match, sorted, and when the folder had last been changed."""
+    """The names that match, sorted; the folder's time of change, and since when (CLOCK_MONOTONIC) it has been that."""
 
-    changed_ns: int
+    changed: int
+    since_ns: int
+    is_trusted: bool
     names: list[str]
 
 
@@ -35,26 +36,31 @@ class Listings:
     def __init__(self) -> None:
         self._before: dict[tuple[int, int, str], Names] = {}
         self._now: dict[tuple[int, int, str], Names] = {}
+        self._now_ns = 0
 
-    def begin_turn(self) -> None:
+    def begin_turn(self, now_ns: int) -> None:
         """Forget what was not asked for since the last turn began."""
-        self._before, self._now = self._now, {}
+        self._before, self._now, self._now_ns = self._now, {}, now_ns
 
     def names(self, folder: int, pattern: str) -> list[str]:
         """Return the names in the folder behind a handle (O_PATH) that match; none where it is no folder."""
         status = os.fstat(folder)
         key = status.st_dev, status.st_ino, pattern
+        # Unlike the time of its last change of content (mtime), that of any change cannot be set by its owner.
+        changed, since_ns = status.st_ctime_ns, self._now_ns
         known = self._before.get(key)
-        if known is None or known.changed_ns != status.st_ctime_ns:
-            try:
-                known = Names(status.st_ctime_ns, _names(folder, pattern, is_roots=status.st_uid == 0))
-            except OSError:  # no folder, closed to us, or we are out of descriptors
-                return []
-            # Unlike the time of its last change of content (mtime), that of any change cannot be set by its owner.
-            if time.time_ns() < status.st_ctime_ns + STEP_NS or len(known.names) > MOST_REMEMBERED:
+        if known and known.changed == changed:
+            since_ns = known.since_ns
+            if known.is_trusted:
+                self._now[key] = known
                 return known.names
-        self._now[key] = known
-        return known.names
+        try:
+            names = _names(folder, pattern, is_roots=status.st_uid == 0)
+        except OSError:  # no folder, closed to us, or we are out of descriptors
+            return []
+        if len(names) <= MOST_REMEMBERED:
+            self._now[key] = Names(changed, since_ns, self._now_ns >= since_ns + STEP_NS, names)
+        return names
 
 
 def _names(folder: int, pattern: str, is_roots: bool) -> list[str]:

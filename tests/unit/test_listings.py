@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,18 +27,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let so many nanoseconds pass."""
-    clock, passed = time.time_ns, [0]
-    monkeypatch.setattr(time, "time_ns", lambda: clock() + passed[0])
-
-    def pass_ns(duration_ns: int) -> None:
-        passed[0] += duration_ns
-
-    return pass_ns
-
-
-@pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Each time that a folder is gone through."""
     patterns: list[str] = []
@@ -52,32 +40,43 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return patterns
 
 
-def look(listings: Listings, folder: Path, pattern: str = PATTERN) -> list[str]:
-    """What one turn finds."""
-    listings.begin_turn()
+@contextmanager
+def opened(folder: Path) -> Iterator[int]:
     handle = os.open(folder, os.O_PATH)
     try:
-        return listings.names(handle, pattern)
+        yield handle
     finally:
         os.close(handle)
 
 
-def test_a_folder_that_stays_as_it_is_is_gone_through_once(
-    folder: Path, later: Callable[[int], None], listed: list[str]
-) -> None:
+def look(listings: Listings, folder: Path, now_ns: int = 0, pattern: str = PATTERN) -> list[str]:
+    """What one turn finds."""
+    listings.begin_turn(now_ns)
+    with opened(folder) as handle:
+        return listings.names(handle, pattern)
+
+
+def test_a_folder_that_stays_as_it_is_is_not_gone_through_again(folder: Path, listed: list[str]) -> None:
     listings = Listings()
-    later(STEP_NS)
-    for _ in range(3):
-        assert look(listings, folder) == ["libllama.so"]
-    assert listed == [PATTERN]
+    for turn in range(4):
+        assert look(listings, folder, turn * STEP_NS) == ["libllama.so"]
+    assert len(listed) == 2, "once when it was new to us, and once when a change would have had another time"
+
+
+def test_a_folder_that_may_just_have_changed_is_gone_through_again(folder: Path, listed: list[str]) -> None:
+    """Its file system may give the next change the same time."""
+    listings = Listings()
+    for now_ns in (0, 1, STEP_NS - 1):
+        look(listings, folder, now_ns)
+    assert len(listed) == 3
 
 
 @pytest.mark.parametrize("change", ["a new name", "another name", "one less", "another owner"])
-def test_a_change_is_seen_at_the_next_turn(folder: Path, later: Callable[[int], None], change: str) -> None:
+def test_a_change_is_seen_at_the_next_turn(folder: Path, change: str) -> None:
     """Also where the folder's owner sets the time of its last change back."""
     listings = Listings()
-    later(STEP_NS)
-    assert look(listings, folder) == ["libllama.so"]
+    for now_ns in (0, STEP_NS):
+        assert look(listings, folder, now_ns) == ["libllama.so"]
     before = folder.stat()
     clock = folder.parent / "clock"
 
@@ -96,60 +95,49 @@ def test_a_change_is_seen_at_the_next_turn(folder: Path, later: Callable[[int], 
     else:
         os.chown(folder, 65534, 65534)
     os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert look(listings, folder) == sorted(path.name for path in folder.glob(PATTERN))
+    assert look(listings, folder, 2 * STEP_NS) == sorted(path.name for path in folder.glob(PATTERN))
 
 
-def test_a_folder_that_has_just_changed_is_gone_through_again(
-    folder: Path, later: Callable[[int], None], listed: list[str]
-) -> None:
-    """Its file system may give the next change the same time."""
+def test_patterns_and_folders_are_told_apart(folder: Path) -> None:
     listings = Listings()
-    look(listings, folder)
-    look(listings, folder)
-    assert len(listed) == 2
-    later(STEP_NS)
-    look(listings, folder)
-    look(listings, folder)
-    assert len(listed) == 3
+    for turn in range(3):
+        listings.begin_turn(turn * STEP_NS)
+        with opened(folder) as handle, opened(folder.parent) as above:
+            assert listings.names(handle, PATTERN) == ["libllama.so"]
+            assert listings.names(handle, "*") == ["libllama.so", "libother.so"]
+            assert listings.names(above, "*") == ["lib"]
 
 
-def test_patterns_and_folders_are_told_apart(folder: Path, later: Callable[[int], None]) -> None:
-    listings = Listings()
-    later(STEP_NS)
-    for _ in range(2):
-        assert look(listings, folder) == ["libllama.so"]
-        assert look(listings, folder, "*") == ["libllama.so", "libother.so"]
-        assert look(listings, folder.parent, "*") == ["lib"]
-
-
-def test_what_could_not_be_listed_is_tried_again(
-    folder: Path, later: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_could_not_be_listed_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_path: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     listings = Listings()
-    later(STEP_NS)
     with monkeypatch.context() as patched:
         patched.setattr(os, "scandir", refuse)
-        assert look(listings, folder) == []
-    assert look(listings, folder) == ["libllama.so"]
+        for turn in range(2):
+            assert look(listings, folder, turn * STEP_NS) == []
+    assert look(listings, folder, 2 * STEP_NS) == ["libllama.so"]
 
 
 def test_what_is_no_folder_has_no_names(folder: Path) -> None:
     assert look(Listings(), folder / "libllama.so") == []
 
 
-def test_little_is_remembered(folder: Path, later: Callable[[int], None], listed: list[str]) -> None:
-    """No long lists, and no folders that nobody asks for any more."""
+def test_long_lists_are_not_remembered(folder: Path, listed: list[str]) -> None:
     for number in range(MOST_REMEMBERED):
         (folder / f"libllama.so.{number}").touch()
     listings = Listings()
-    later(STEP_NS)
-    assert len(look(listings, folder)) == MOST_REMEMBERED + 1
-    look(listings, folder)
+    for turn in range(4):
+        assert len(look(listings, folder, turn * STEP_NS)) == MOST_REMEMBERED + 1
+    assert len(listed) == 4
+
+
+def test_folders_that_nobody_asks_for_any_more_are_forgotten(folder: Path, listed: list[str]) -> None:
+    listings = Listings()
+    for turn in range(3):
+        look(listings, folder, turn * STEP_NS)
     assert len(listed) == 2
-    look(listings, folder, "libo*")
-    look(listings, folder.parent)
-    look(listings, folder, "libo*")
-    assert len(listed) == 5
+    look(listings, folder.parent, 3 * STEP_NS)
+    look(listings, folder, 4 * STEP_NS)
+    assert len(listed) == 4
