@@ -174,7 +174,7 @@ class Runtime:
             raise StabilizerError(f"cannot read {path}: {error}") from None
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
-        """Replace a file in one step: whoever reads it, also after a power cut, finds the old or the new one whole."""
+        """Replace a file in one step: whoever reads it finds the old or the new one whole."""
         text = json.dumps(content).encode()
         temporary = f"{path}.new"
         try:
@@ -183,7 +183,7 @@ class Runtime:
                 # The floor waits for this: no buffer, no text layer.
                 if os.write(descriptor, text) != len(text):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                # And no fsync(): a power cut that takes what is not on the disk yet takes the raised clock, too.
+                # No fsync(): a power cut that takes what is not on the disk yet takes the raised clock, too.
             finally:
                 os.close(descriptor)
             os.rename(temporary, path)
